@@ -1,0 +1,186 @@
+"""Pictures of one's own: a folder of class folders, or a Parquet file.
+
+Folder layouts: `ROOT/CLASS/*.jpg`, or `ROOT/SPLIT/CLASS/*.jpg` with splits named train, test, val or
+validation. Without split folders a seeded fifth of each class is the test part. Hidden files are passed over;
+endings are compared without case.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import torch
+
+from vitscope.data.embedded import sha256
+from vitscope.data.images import DecodeError, Images, Pixels, decode, encode_labels, fingerprint
+
+ENDINGS = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
+SPLIT_FOLDERS = {"train": ("train",), "test": ("test", "val", "validation", "valid")}
+IMAGE_COLUMNS = ("image", "img", "jpg", "png", "webp")
+LABEL_COLUMNS = ("label", "labels", "fine_label", "cls", "class", "target")
+MAX_BAD_SHARE = 0.05
+
+
+def load_folder(root: Path, split: str, *, seed: int = 0, on_error: str = "fail") -> Images:
+    """The pictures of one split of a folder.
+
+    `on_error="skip"` decodes every file first, drops those that fail and lists them in `.skipped`; more than
+    5 % bad files stop it. `"fail"` raises `DecodeError` with the file's name at the first bad one.
+    """
+    if on_error not in ("fail", "skip"):
+        raise ValueError(f"on_error must be 'fail' or 'skip', got {on_error!r}")
+    present = {d.name.lower(): d for d in _children(root)}
+    split_dirs = {s: present[n] for s, names in SPLIT_FOLDERS.items() for n in reversed(names) if n in present}
+    if split_dirs and split not in split_dirs:
+        raise ValueError(f"{root} has no split {split!r}; it has {', '.join(sorted(split_dirs))}")
+    base = split_dirs.get(split, root)
+    # the classes of every split together, so that a label means the same in train and test
+    names = sorted({c.name for d in (split_dirs.values() or [root]) for c in _children(d)})
+    if not names:
+        raise ValueError(
+            f"{base} has no class folders; expected {base.name}/CLASS/picture.jpg with one folder for each class"
+        )
+    files = [(f, names.index(c.name)) for c in _children(base) for f in _pictures(c)]
+    if not files:
+        raise ValueError(f"no pictures below {base}; endings read: {', '.join(sorted(ENDINGS))}")
+    if not split_dirs:
+        files = _seeded_part(files, split, seed)
+    files, skipped = _readable(files, root) if on_error == "skip" else (files, ())
+    paths = np.array([str(f.relative_to(root)) for f, _ in files])
+    labels = np.array([label for _, label in files], dtype=np.int64)
+    content = [sha256(f) for f, _ in files]
+
+    def read(indices: np.ndarray) -> Pixels:
+        return uniform([decode(files[i][0], str(files[i][0])) for i in indices])
+
+    return Images(
+        name=str(root),
+        split=split,
+        labels=labels,
+        ids=paths,
+        classes=tuple(names),
+        digest=fingerprint(content, labels, names),
+        source={"kind": "folder", "split_rule": "folders" if split_dirs else f"seeded fifth, seed {seed}"},
+        read=read,
+        skipped=skipped,
+    )
+
+
+def _children(folder: Path) -> list[Path]:
+    return sorted(d for d in folder.iterdir() if d.is_dir() and not d.name.startswith((".", "__")))
+
+
+def _pictures(folder: Path) -> list[Path]:
+    return sorted(
+        f for f in folder.rglob("*")
+        if f.is_file() and f.suffix.lower() in ENDINGS and not f.name.startswith(".")
+    )  # fmt: skip
+
+
+def _seeded_part(files: list[tuple[Path, int]], split: str, seed: int) -> list[tuple[Path, int]]:
+    if split not in SPLIT_FOLDERS:
+        raise ValueError(f"a folder without split folders has the splits train and test, not {split!r}")
+    rng, test = np.random.default_rng(seed), set()
+    labels = np.array([label for _, label in files])
+    for c in np.unique(labels):
+        members = rng.permutation(np.flatnonzero(labels == c))
+        if len(members) < 2:
+            raise ValueError(f"class {files[members[0]][0].parent.name} has one picture; a split needs two")
+        test.update(members[: max(1, len(members) // 5)].tolist())
+    return [f for i, f in enumerate(files) if (i in test) == (split == "test")]
+
+
+def _readable(files: list[tuple[Path, int]], root: Path) -> tuple[list, tuple[tuple[str, str], ...]]:
+    kept, skipped = [], []
+    for file, label in files:
+        try:
+            decode(file, str(file))
+            kept.append((file, label))
+        except DecodeError as error:
+            skipped.append((str(file.relative_to(root)), str(error)))
+    if len(skipped) > MAX_BAD_SHARE * len(files):
+        raise DecodeError(
+            f"{len(skipped)} of {len(files)} files below {root} cannot be read (more than {MAX_BAD_SHARE:.0%}): "
+            + ", ".join(path for path, _ in skipped[:5])
+        )
+    return kept, tuple(skipped)
+
+
+def load_parquet(
+    path: Path, split: str, *, image_column: str | None = None, label_column: str | None = None
+) -> Images:
+    """A Parquet file of pictures. A folder `DIR` with `train.parquet` and `test.parquet` has those splits."""
+    file = path / f"{split}.parquet" if path.is_dir() else path
+    if not file.is_file():
+        present = sorted(p.stem for p in path.glob("*.parquet"))
+        raise ValueError(f"{path} has no split {split!r}; it has {', '.join(present) or 'no Parquet file'}")
+    schema = pq.read_schema(file)
+    image_column = choose_column(schema.names, image_column, IMAGE_COLUMNS, "image", str(file))
+    label_column = choose_column(schema.names, label_column, LABEL_COLUMNS, "label", str(file))
+    table = pq.read_table(file, columns=[image_column, label_column])
+    return from_rows(
+        name=str(path),
+        split=split,
+        cells=table.column(image_column),
+        labels=table.column(label_column).to_pylist(),
+        names=_declared_names(schema, label_column),
+        digest=sha256(file),
+        source={"kind": "parquet", "image_column": image_column, "label_column": label_column},
+    )
+
+
+def _declared_names(schema, label_column: str) -> list[str] | None:
+    """Class names that a file written by `datasets` declares for its label column."""
+    import json
+
+    info = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+    feature = info.get("info", {}).get("features", {}).get(label_column, {})
+    return feature.get("names")
+
+
+def choose_column(present, asked: str | None, known: tuple[str, ...], what: str, where: str) -> str:
+    """The column asked for, or the only one with a known name; anything else is an error listing them."""
+    if asked is not None:
+        if asked not in present:
+            raise ValueError(f"{where} has no column {asked!r}; it has {', '.join(present)}")
+        return asked
+    found = [name for name in present if name in known]
+    if len(found) != 1:
+        state = f"several {what} columns ({', '.join(found)})" if found else f"no {what} column by a known name"
+        raise ValueError(f"{where} has {state}; name one of {', '.join(present)} as {what}_column")
+    return found[0]
+
+
+def from_rows(*, name, split, cells, labels, names, digest, source) -> Images:
+    """`Images` from a column of picture cells: {bytes, path}, bytes, or PIL pictures."""
+    where = f"{name}/{split}"
+    if len(cells) == 0:
+        raise ValueError(f"{where} holds no rows")
+    encoded, classes = encode_labels(labels, where, names)
+    ids = np.array([f"{i:06d}" for i in range(len(encoded))])
+
+    def read(indices: np.ndarray) -> Pixels:
+        return uniform([_cell(cells[int(i)], f"{where} row {i}") for i in indices])
+
+    return Images(
+        name=name, split=split, labels=encoded, ids=ids, classes=classes,
+        digest=fingerprint(digest, encoded, classes), source={**source, "rows": len(encoded)}, read=read,
+    )  # fmt: skip
+
+
+def _cell(cell, where: str) -> torch.Tensor:
+    value = cell.as_py() if hasattr(cell, "as_py") else cell
+    if isinstance(value, dict):
+        value = value.get("bytes")
+    if isinstance(value, str) or value is None:
+        raise DecodeError(f"{where}: holds {'a text' if isinstance(value, str) else 'nothing'} instead of a picture")
+    return decode(value, where)
+
+
+def uniform(pictures: list[torch.Tensor]) -> Pixels:
+    """One tensor where all sizes agree, else the list."""
+    return torch.stack(pictures) if len({p.shape for p in pictures}) == 1 else pictures
+
+
+Loader = Callable[..., Images]

@@ -1,0 +1,99 @@
+"""Datasets of the hub, through `datasets`: known sets with their columns, others by an unambiguous rule."""
+
+import os
+from dataclasses import dataclass
+
+from vitscope.data.files import IMAGE_COLUMNS, LABEL_COLUMNS, choose_column, from_rows
+from vitscope.data.images import Images
+
+
+class NotReachable(RuntimeError):
+    """A dataset or weight file lies neither in the local cache nor within reach."""
+
+
+@dataclass(frozen=True)
+class HubSet:
+    """Where a dataset lies and which columns and splits it has (`splits`: our name -> theirs)."""
+
+    path: str
+    image: str = "image"
+    label: str = "label"
+    config: str | None = None
+    splits: tuple[tuple[str, str], ...] = (("train", "train"), ("test", "test"))
+
+
+# Ids, columns and splits as listed by the datasets' cards and by evaluation suites that read them.
+_VALIDATION = (("train", "train"), ("test", "validation"))
+HUB_SETS = {
+    "cifar10": HubSet("uoft-cs/cifar10", image="img"),
+    "cifar100": HubSet("uoft-cs/cifar100", image="img", label="fine_label"),
+    "stl10": HubSet("tanganke/stl10"),
+    "dtd": HubSet("tanganke/dtd"),
+    "eurosat": HubSet("tanganke/eurosat"),
+    "resisc45": HubSet("tanganke/resisc45"),
+    "pcam": HubSet("1aurent/PatchCamelyon"),
+    "gtsrb": HubSet("tanganke/gtsrb"),
+    "svhn": HubSet("ufldl-stanford/svhn", config="cropped_digits"),
+    "flowers102": HubSet("dpdl-benchmark/oxford_flowers102"),
+    "pets": HubSet("timm/oxford-iiit-pet"),
+    "food101": HubSet("ethz/food101", splits=_VALIDATION),
+    "stanford_cars": HubSet("tanganke/stanford_cars"),
+    "sun397": HubSet("tanganke/sun397"),
+    "caltech101": HubSet("mteb/Caltech101"),
+    "fgvc_aircraft": HubSet("mteb/FGVCAircraft", label="variant"),
+}
+
+
+def is_offline() -> bool:
+    """True when one of the hub's own offline switches is set."""
+    on = {"1", "true", "yes", "on"}
+    return any(os.environ.get(k, "").lower() in on for k in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"))
+
+
+def load_hub(
+    name: str, split: str, *, image_column: str | None = None, label_column: str | None = None
+) -> Images:
+    """One split of a hub dataset. Remote code is never run; an empty result is never returned."""
+    import datasets  # heavy, and absent where only the embedded world is used
+
+    known = HUB_SETS.get(name) or next((s for s in HUB_SETS.values() if s.path == name), None)
+    wanted = known or HubSet(name)
+    theirs = dict(wanted.splits).get(split, split)
+    try:
+        rows = datasets.load_dataset(wanted.path, wanted.config, split=theirs)
+    except ValueError as error:
+        if "split" in str(error).lower():
+            raise ValueError(f"{name} has no split {theirs!r}: {error}") from error
+        raise NotReachable(_unreachable(name, wanted.path, error)) from error
+    except (ConnectionError, OSError, RuntimeError) as error:
+        raise NotReachable(_unreachable(name, wanted.path, error)) from error
+    image = choose_column(rows.column_names, image_column or (known and known.image), IMAGE_COLUMNS, "image", name)
+    label = choose_column(rows.column_names, label_column or (known and known.label), LABEL_COLUMNS, "label", name)
+    pictures = rows.cast_column(image, datasets.Image(decode=False))
+    return from_rows(
+        name=name, split=split, cells=_Column(pictures, image), labels=rows[label],
+        names=getattr(rows.features[label], "names", None), digest=rows._fingerprint,
+        source={"kind": "hub", "path": wanted.path, "config": wanted.config, "split": theirs,
+                "image_column": image, "label_column": label, "version": str(rows.info.version)},
+    )  # fmt: skip
+
+
+class _Column:
+    """One column of a `datasets` table by row, without reading the others."""
+
+    def __init__(self, rows, column: str) -> None:
+        self.rows, self.column = rows.select_columns([column]), column
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int):
+        return self.rows[index][self.column]
+
+
+def _unreachable(name: str, path: str, error: Exception) -> str:
+    mode = "offline mode is on" if is_offline() else f"{type(error).__name__}: {str(error).splitlines()[0][:160]}"
+    return (
+        f"dataset {name!r} ({path}) is not in the local cache and cannot be fetched ({mode}). "
+        "Use an embedded set (vitscope list data), or pass the path of a folder of class folders or of a Parquet file."
+    )

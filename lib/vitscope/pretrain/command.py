@@ -1,0 +1,73 @@
+"""`vitscope train NAME`: one model of the zoo from nothing to a weight file and its card."""
+
+import json
+import platform
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from vitscope.data import embedded, emoji
+from vitscope.pretrain.evaluate import identity_accuracy
+from vitscope.pretrain.supervised import Trainer, TrainingError, read_log
+from vitscope.pretrain.zoo import RECIPES, read_weights, write_weights
+
+
+def train(
+    name: Annotated[str, typer.Argument(help="A model of the zoo.")],
+    seed: Annotated[int, typer.Option(min=0, help="Seed of weights, order and renders.")] = 0,
+    minutes: Annotated[float | None, typer.Option(min=0.0, help="Stop after so long; resumable.")] = None,
+    out: Annotated[Path, typer.Option(help="Where checkpoints, log and result go.")] = Path("runs/train"),
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; part of bit-equality.")] = None,
+) -> None:
+    """Train one model of the zoo; a second call continues where the last one stopped."""
+    if name not in RECIPES:
+        raise typer.BadParameter(f"unknown model {name!r}; there are {', '.join(RECIPES)}")
+    if threads:
+        torch.set_num_threads(threads)
+    recipe = RECIPES[name]
+    folder = out / f"{name}-seed{seed}"
+    try:
+        trainer = Trainer(recipe, folder, seed=seed, device=device)
+        done = trainer.run(minutes=minutes)
+    except TrainingError as error:
+        typer.echo(f"training {name} stopped: {error}", err=True)
+        raise typer.Exit(1) from error
+    if not done:
+        typer.echo(f"{trainer.step} of {recipe.steps} steps done; the same command continues")
+        return
+    weights = folder / f"{name}.safetensors"
+    write_weights(weights, trainer.model, recipe.architecture)
+    card = make_card(name, weights, seed=seed, seconds=trainer.seconds, device=device, folder=folder)
+    (folder / f"{name}.json").write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
+    typer.echo(json.dumps(card["accuracy"], indent=1))
+    typer.echo(f"weights and card in {folder}")
+
+
+def make_card(name: str, weights: Path, *, seed: int, seconds: float, device: str, folder: Path) -> dict:
+    """The card of a finished model; accuracies are those of the fp16 file that is published."""
+    model, architecture = read_weights(weights)
+    return {
+        "name": name,
+        "command": f"vitscope train {name} --seed {seed} --threads {torch.get_num_threads()}",
+        "seed": seed,
+        "recipe": RECIPES[name].describe(),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "data": {
+            "emoji": embedded.digest(f"emoji/{RECIPES[name].style}.parquet"),
+            "render": emoji.Recipe(background_part="train").describe(),
+        },
+        "seconds": round(seconds),
+        "device": device if device != "cpu" else f"cpu, {torch.get_num_threads()} thread(s)",
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "accuracy": {style: identity_accuracy(model, style=style) for style in emoji.STYLES},
+        "curve": [
+            {key: entry[key] for key in ("images", "loss", "train_top1")}
+            for entry in read_log(folder)
+            if entry["step"] % 200 == 0 or entry["step"] == RECIPES[name].steps
+        ],
+        "sha256": embedded.sha256(weights),
+        "licence": "MIT",
+    }

@@ -1,0 +1,111 @@
+"""The zoo: which models there are, how each is shaped and trained, and how its file is written and read.
+
+A zoo file is safetensors (fp16) with the architecture in its header; beside it lies a card (`NAME.json`)
+with the command, the data, the seconds, the accuracies and the digest.
+"""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from timm.models.vision_transformer import VisionTransformer
+
+FORMAT = "vitscope-zoo-1"
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A plain ViT: learned position embedding, CLS token, pre-norm blocks, MLP ratio 4."""
+
+    width: int
+    depth: int
+    heads: int
+    img_size: int = 64
+    patch_size: int = 8
+    num_classes: int = 0
+    reg_tokens: int = 0
+
+    def build(self) -> VisionTransformer:
+        return VisionTransformer(
+            img_size=self.img_size,
+            patch_size=self.patch_size,
+            embed_dim=self.width,
+            depth=self.depth,
+            num_heads=self.heads,
+            num_classes=self.num_classes,
+            reg_tokens=self.reg_tokens,
+        )
+
+
+@dataclass(frozen=True)
+class SupervisedRecipe:
+    """Supervised training on `emoji_identity`. `images` counts renders seen, not distinct pictures.
+
+    Hidden matrices are updated by Muon (Jordan et al. 2024; `torch.optim.Muon`, update RMS matched to
+    AdamW), everything else by AdamW; one warm-up, one cosine to zero. The stream of renders is a function of
+    `seed` and position alone, so all models of one seed see the same pictures in the same order.
+    """
+
+    architecture: Architecture
+    images: int = 409_600
+    batch: int = 128
+    lr_muon: float = 5e-3
+    lr_adamw: float = 1e-3
+    weight_decay: float = 0.05
+    warmup: float = 0.05
+    label_smoothing: float = 0.1
+    clip: float = 1.0
+    style: str = "noto"
+    precision: str = "bf16"
+    snapshots: tuple[int, ...] = field(default=())
+
+    @property
+    def steps(self) -> int:
+        return self.images // self.batch
+
+    def describe(self) -> dict:
+        return {"objective": "supervised", "dataset": "emoji_identity", **asdict(self)}
+
+
+_SNAPSHOTS = (0, 6_400, 25_600, 102_400, 204_800)
+
+RECIPES: dict[str, SupervisedRecipe] = {
+    "twin_s": SupervisedRecipe(Architecture(width=96, depth=12, heads=3, num_classes=1291), snapshots=_SNAPSHOTS),
+    "twin_b": SupervisedRecipe(Architecture(width=128, depth=12, heads=4, num_classes=1291), snapshots=_SNAPSHOTS),
+}
+
+
+class WeightFileError(ValueError):
+    """A weight file is not what it should be; the message says what was found and what was expected."""
+
+
+def write_weights(path: Path, model: VisionTransformer, architecture: Architecture) -> None:
+    """fp16 safetensors with the architecture in the header, written to a temporary name and moved."""
+    tensors = {k: v.detach().to("cpu", torch.float16).contiguous() for k, v in model.state_dict().items()}
+    broken = [k for k, v in tensors.items() if not torch.isfinite(v).all()]
+    if broken:
+        raise WeightFileError(f"{path.name}: {len(broken)} tensors leave the range of fp16, first {broken[0]}")
+    header = {"format": FORMAT, "architecture": json.dumps(asdict(architecture))}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".partial")
+    save_file(tensors, temporary, metadata=header)
+    temporary.replace(path)
+
+
+def read_weights(path: Path) -> tuple[VisionTransformer, Architecture]:
+    """The model of a zoo file, in fp32 and evaluation mode. Every tensor must match."""
+    with safe_open(path, framework="pt") as file:
+        header = file.metadata() or {}
+        if header.get("format") != FORMAT:
+            raise WeightFileError(
+                f"{path.name} carries no vitscope architecture (format {header.get('format')!r}, expected {FORMAT!r}); "
+                "name the timm architecture it belongs to and pass the file as weights"
+            )
+        tensors = {key: file.get_tensor(key).to(torch.float32) for key in file.keys()}
+    architecture = Architecture(**json.loads(header["architecture"]))
+    model = architecture.build()
+    model.load_state_dict(tensors, strict=True)
+    return model.eval(), architecture
