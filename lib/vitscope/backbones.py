@@ -5,6 +5,7 @@ random weights. What it is (prefix tokens, registers, CLS or none) is read from 
 its name.
 """
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -63,7 +64,15 @@ class Backbone:
 
 def zoo_names() -> list[str]:
     """Names of the embedded zoo."""
-    return [Path(f).stem for f in embedded.manifest() if f.startswith("zoo/") and f.count("/") == 1]
+    files = (Path(f) for f in embedded.manifest())
+    return [f.stem for f in files if f.parent == Path("zoo") and f.suffix == ".safetensors"]
+
+
+def card(name: str) -> dict:
+    """The card of a zoo model: recipe, command, data, seconds, accuracies, training curve, digest."""
+    if name not in zoo_names():
+        raise unknown("zoo model", name, zoo_names())
+    return json.loads(embedded.verified(f"zoo/{name}.json").read_text(encoding="utf-8"))
 
 
 def available() -> list[str]:
@@ -176,7 +185,9 @@ def _require_plain_vit(name: str, model: nn.Module) -> None:
         )
 
 
-def describe(name: str, model: nn.Module, transform: Transform, source: dict, device: str = "cpu") -> Backbone:
+def describe(
+    name: str, model: nn.Module, transform: Transform, source: dict | None = None, device: str = "cpu"
+) -> Backbone:
     """The `Backbone` of a timm ViT that is already built (one of your own, say). Sets evaluation mode."""
     _require_plain_vit(name, model)
     model = model.eval().requires_grad_(False).to(resolve_device(device))
@@ -186,7 +197,7 @@ def describe(name: str, model: nn.Module, transform: Transform, source: dict, de
     return Backbone(
         name=name, model=model, depth=len(model.blocks), width=int(model.embed_dim),
         num_prefix_tokens=prefix, has_cls=has_cls, num_registers=prefix - int(has_cls),
-        grid=(int(rows), int(columns)), transform=transform, digest=weight_files.digest(model), source=source,
+        grid=(int(rows), int(columns)), transform=transform, digest=weight_files.digest(model), source=source or {"kind": "built by the caller"},
     )  # fmt: skip
 
 
@@ -227,4 +238,4 @@ class _seeded:
         self._fork.__exit__(*exc)
 
 
-__all__ = ["Backbone", "UnknownName", "UnsupportedModel", "available", "describe", "load", "zoo_names"]
+__all__ = ["Backbone", "UnknownName", "UnsupportedModel", "available", "card", "describe", "load", "zoo_names"]

@@ -75,6 +75,7 @@ _SNAPSHOTS = (0, 6_400, 25_600, 102_400, 204_800)
 RECIPES: dict[str, SupervisedRecipe] = {
     "twin_s": SupervisedRecipe(Architecture(width=96, depth=12, heads=3, num_classes=1291), snapshots=_SNAPSHOTS),
     "twin_b": SupervisedRecipe(Architecture(width=128, depth=12, heads=4, num_classes=1291), snapshots=_SNAPSHOTS),
+    "twin_l": SupervisedRecipe(Architecture(width=160, depth=24, heads=5, num_classes=1291), snapshots=_SNAPSHOTS),
 }
 
 

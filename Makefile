@@ -1,0 +1,61 @@
+# make book: the whole book at _build/html, from nothing but Python 3.11 and make.
+# TORCH_INDEX=ADDRESS takes torch from another index, such as one of CPU-only builds.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+PROFILE ?= course
+NAME ?= 01_phase_curves
+BIN := .venv/bin
+STAMP := .venv/.installed
+.DEFAULT_GOAL := book
+.PHONY: book test notebook lint bench lock clean distclean
+.DELETE_ON_ERROR:
+
+book: $(STAMP)
+	@$(BIN)/vitscope build --profile $(PROFILE)
+
+test: $(STAMP)
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal
+
+notebook: $(STAMP)
+	@$(BIN)/vitscope run $(NAME) --profile $(PROFILE)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(STAMP)
+	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script; done
+
+# --no-deps: the lock file is complete, so nothing is resolved and nothing unlisted is installed. From another
+# index torch brings other files, which the listed hashes do not cover, and needs none of the CUDA libraries.
+$(STAMP): requirements.lock pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed (PYTHON=/path/to/python3.11)"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version)'
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "installing into .venv (a few minutes the first time)"
+ifdef TORCH_INDEX
+	@sed -E -e '/^(nvidia|cuda|triton)/d' -e '/^ +--hash/d' -e 's/ *\\$$//' requirements.lock > .venv/requirements.txt
+	$(BIN)/python -m pip install --quiet --no-deps --extra-index-url $(TORCH_INDEX) -r .venv/requirements.txt
+else
+	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements.lock
+endif
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# The lock file again, from what .venv holds: install, try, test, then lock. CUDA libraries exist for Linux only;
+# appnope is what ipykernel needs on macOS, and cannot be found by looking at a Linux environment.
+lock: $(STAMP)
+	@$(BIN)/pip freeze --all --exclude pip --exclude-editable > .venv/pins.txt
+	@grep -q '^appnope' .venv/pins.txt || sed -nE 's/^(appnope==[^ ]+).*/\1/p' requirements.lock >> .venv/pins.txt
+	$(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --no-header --no-annotate --no-strip-extras \
+		--no-emit-index-url --no-emit-find-links --pip-args=--no-deps --output-file=.venv/pins.lock .venv/pins.txt
+	@sed -n '/^#/p' requirements.lock > .venv/new.lock
+	@sed -E -e '/^#/d' -e 's/^((nvidia|cuda)-[^=]+|triton)(==[^ ]+)/\1\3 ; sys_platform == "linux"/' \
+		-e 's/^(appnope==[^ ]+)/\1 ; sys_platform == "darwin"/' .venv/pins.lock >> .venv/new.lock
+	@mv .venv/new.lock requirements.lock
+
+clean:
+	rm -rf _build .vitscope dist
+
+distclean: clean
+	rm -rf .venv

@@ -1,0 +1,233 @@
+"""The `vitscope` command: run a notebook, build the book, list what there is, check the machine.
+
+Everything heavy is imported inside the command that needs it: `vitscope --help` answers at once, and training
+on a rented GPU needs no notebook tools.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from vitscope.runs.child import Progress
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Inside the Vision Transformer: run its notebooks, build its book.",
+)
+data_app = typer.Typer(
+    no_args_is_help=True, help="The embedded data: check it, or make it again from its sources."
+)
+app.add_typer(data_app, name="data")
+
+Profile = Annotated[str, typer.Option("--profile", help="smoke, course, colab or paper.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Run again even where a result of the same inputs is there.")
+]
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Errors that this library defines are written for people; any other is a bug and keeps its traceback."""
+    try:
+        yield
+    except Exception as error:
+        if not type(error).__module__.startswith("vitscope"):
+            raise
+        typer.secho("error: ", fg="red", bold=True, nl=False, err=True)
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2 if isinstance(error, ValueError) else 1) from error
+
+
+@app.command()
+def run(
+    notebook: Annotated[str, typer.Argument(help="Name of a chapter, or the path of a notebook.")],
+    profile: Profile = "course",
+    parameter: Annotated[
+        list[str],
+        typer.Option("-p", "--parameter", metavar="NAME=VALUE", help="Change one parameter; repeatable."),
+    ] = [],  # noqa: B006  (typer reads the default)
+    force: Force = False,
+    timeout: Annotated[
+        float | None, typer.Option(min=1, help="Seconds after which the run is stopped.")
+    ] = None,
+) -> None:
+    """Run one notebook, or reuse its result when nothing that matters has changed."""
+    with plain_errors():
+        from vitscope.runs import runner
+
+        job = runner.plan(notebook, profile, text=split_parameters(parameter))
+        with show_progress(job.name) as progress:
+            result = runner.execute(job, force=force, timeout=timeout, progress=progress)
+    record, spent = result.record, result.record.volatile.seconds
+    verb = "reused, ran in" if result.reused else "ran in"
+    typer.echo(f"{record.notebook} · {record.profile} · {verb} {spent:.0f} s")
+    if record.profile == "smoke":
+        typer.echo("smoke run: the numbers only show that everything works")
+    print_table(("number", "value", "n"), [(k, v.text, v.n or "") for k, v in record.numbers.items()])
+    for remark in record.remarks:
+        typer.echo(f"! {remark.about}: {remark.text}")
+    typer.echo(f"notebook  {relative(result.notebook)}\nrecord    {relative(result.folder / 'record.json')}")
+
+
+@app.command()
+def build(
+    profile: Profile = "course",
+    html: Annotated[Path, typer.Option(help="Where the site goes, relative to the book.")] = Path(
+        "_build/html"
+    ),
+    force: Force = False,
+) -> None:
+    """Build the book: run what must run, render, check every page, publish."""
+    with plain_errors():
+        from vitscope.runs import book
+
+        with show_progress("book") as progress:
+            built = book.build(profile, html, force=force, say=typer.echo, progress=progress)
+    rows = [
+        (c.page, "" if c.seconds is None else f"{c.seconds:.0f}", "reused" if c.reused else "")
+        for c in built.chapters
+    ]
+    print_table(("chapter", "seconds", ""), rows)
+    state = "unchanged, checked" if built.unchanged else "built"
+    typer.echo(f"{state} in {built.seconds:.0f} s: {relative(built.html / 'index.html')}")
+
+
+@app.command("list")
+def list_(
+    what: Annotated[
+        str, typer.Argument(help="notebooks, backbones, data, runs, or the name of a notebook.")
+    ] = "notebooks",
+) -> None:
+    """List notebooks, backbones, datasets or finished runs; for a notebook, its parameters."""
+    from vitscope import listing
+
+    with plain_errors():
+        found = listing.listing(what)
+    typer.echo(found.title)
+    print_table(found.columns, found.rows)
+    if found.footer:
+        typer.echo(found.footer)
+
+
+@app.command()
+def doctor(
+    offline: Annotated[bool, typer.Option("--offline", help="Do not try to reach the hub.")] = False,
+) -> None:
+    """Say within seconds what works on this machine, and what to do about what does not."""
+    from vitscope import doctor as checks
+
+    failed = False
+    for check in checks.examine(offline=offline):
+        colour = {"ok": "green", "note": "yellow", "FAIL": "red"}[check.state]
+        typer.secho(f"{check.state:>4}  ", fg=colour, nl=False)
+        typer.echo(f"{check.name:<12} {check.detail}")
+        failed |= check.state == "FAIL"
+    raise typer.Exit(int(failed))
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+)
+def train(context: typer.Context) -> None:
+    """Train a model of the zoo from nothing; `vitscope train --help` says how."""
+    from vitscope.pretrain.command import train as command
+
+    trainer = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    trainer.command()(command)
+    trainer(args=context.args, prog_name="vitscope train")
+
+
+@data_app.command("build")
+def data_build(
+    name: Annotated[str | None, typer.Argument(help="One embedded set.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every embedded set.")] = False,
+    into: Annotated[Path | None, typer.Option(help="Write here and leave the embedded files alone.")] = None,
+) -> None:
+    """Make embedded data again from its public sources, and compare with the published checksums."""
+    from vitscope.data import build as maker
+    from vitscope.data import embedded
+
+    if (name is None) != every:
+        raise typer.BadParameter(f"give one name ({', '.join(maker.BUILDERS)}) or --all")
+    different = 0
+    with plain_errors():
+        for each in maker.BUILDERS if every else [str(name)]:
+            for path, same in maker.verify(each, into or embedded.root()).items():
+                typer.echo(f"{'same' if same else 'DIFFERENT':<10} {path}")
+                different += not same
+    raise typer.Exit(int(different > 0))
+
+
+@data_app.command("verify")
+def data_verify() -> None:
+    """Compare every embedded file with its published checksum."""
+    from vitscope.data import embedded
+
+    broken = 0
+    for path in embedded.manifest():
+        try:
+            embedded.verified(path)
+            typer.echo(f"ok   {path}")
+        except embedded.DataIntegrityError as error:
+            typer.echo(f"FAIL {error}")
+            broken += 1
+    raise typer.Exit(int(broken > 0))
+
+
+def split_parameters(texts: Sequence[str]) -> dict[str, str]:
+    """`["a=1", "b=x=y"]` as `{"a": "1", "b": "x=y"}`; the schema reads the values."""
+    from vitscope.runs.parameters import ParameterError
+
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise ParameterError(f"-p {text}: expected NAME=VALUE")
+        if name.strip() in found:
+            raise ParameterError(f"-p {name.strip()} is given twice")
+        found[name.strip()] = value
+    return found
+
+
+@contextmanager
+def show_progress(title: str) -> Iterator[Progress]:
+    """A line that follows a run on a terminal; elsewhere nothing, so that logs stay short."""
+    terminal = sys.stderr.isatty()
+
+    def show(cell: int, cells: int, seconds: float) -> None:
+        if terminal:
+            typer.echo(f"\r{title}: cell {cell} of {cells}, {seconds:.0f} s   ", nl=False, err=True)
+
+    began = time.monotonic()
+    try:
+        yield show
+    finally:
+        if terminal and time.monotonic() - began > 1:
+            typer.echo("\r" + " " * 60 + "\r", nl=False, err=True)
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """A plain aligned table; nothing where there are no rows."""
+    rows = [[str(cell) for cell in row] for row in rows]
+    if not rows:
+        return
+    widths = [max(len(line[i]) for line in [list(columns), *rows]) for i in range(len(columns))]
+    for line in [list(columns), *rows]:
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def relative(path: Path) -> str:
+    """A path as short as it can be from here."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)

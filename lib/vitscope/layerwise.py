@@ -1,0 +1,130 @@
+"""Layer by layer: token similarity and probe accuracy of several backbones as tidy tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+
+from vitscope.backbones import Backbone
+from vitscope.capture import Capture, capture
+from vitscope.data.images import Images
+from vitscope.intervals import bootstrap_mean
+from vitscope.probes import ProbeSet, fit_probes
+
+KINDS = {"cls": "CLS token", "patch_mean": "mean patch token"}
+
+
+@dataclass(frozen=True)
+class LayerProbes:
+    """Probes of every state and token kind of one backbone, fitted as one problem, and their accuracy.
+
+    `table`: kind, state, accuracy with interval [low, high], balanced accuracy, chosen l2, all in percent
+    but l2. `majority` is the accuracy of always naming the most frequent training class, in percent.
+    """
+
+    table: pd.DataFrame
+    majority: float
+    warnings: list[str]
+    correct: np.ndarray  # [S', N]
+    probes: ProbeSet
+
+
+def capture_all(
+    backbones: Iterable[Backbone], sets: Mapping[str, Images], *, norm: str, batch_size: int | str = "auto"
+) -> dict[str, dict[str, Capture]]:
+    """Capture each set with each backbone: name of backbone -> name of set -> `Capture`."""
+    return {
+        b.name: {key: capture(b, images, norm=norm, batch_size=batch_size) for key, images in sets.items()}
+        for b in backbones
+    }
+
+
+def similarity_table(captures: Mapping[str, Capture], clusters: np.ndarray | None = None) -> pd.DataFrame:
+    """Raw and centred token similarity per backbone and state, with the interval over images.
+
+    Columns: backbone, state, statistic ("raw" | "centred"), mean, low, high.
+    """
+    names = {"similarity": "raw", "similarity_centred": "centred"}
+    parts = []
+    for backbone, captured in captures.items():
+        for key, statistic in names.items():
+            interval = bootstrap_mean(captured.per_image[key].numpy(), clusters=clusters)
+            parts.append(
+                pd.DataFrame(interval._asdict()).assign(
+                    backbone=backbone, statistic=statistic, state=captured.states
+                )
+            )
+    return pd.concat(parts, ignore_index=True)[["backbone", "statistic", "state", "mean", "low", "high"]]
+
+
+def stacked_features(captured: Capture) -> tuple[torch.Tensor, list[tuple[str, int]]]:
+    """Features of all kinds and states [S', N, D] with their (kind, state); CLS only where it exists."""
+    kinds: dict[str, torch.Tensor | None] = {"cls": captured.cls, "patch_mean": captured.patch_mean}
+    rows, keys = [], []
+    for kind, features in kinds.items():
+        if features is None:
+            continue
+        for state, values in zip(captured.states, features, strict=True):
+            if torch.isnan(values).all():
+                continue  # no CLS token before the position embedding
+            rows.append(values)
+            keys.append((kind, state))
+    return torch.stack(rows), keys
+
+
+def probe_layers(
+    train: Capture,
+    test: Capture,
+    *,
+    groups: np.ndarray | None = None,
+    clusters: np.ndarray | None = None,
+    seed: int = 0,
+) -> LayerProbes:
+    """Linear probes on every state of one backbone: fitted and selected on `train`, measured on `test`.
+
+    `groups` [N train] and `clusters` [N test] name samples that belong together, such as renders of one
+    identity: the regularization is then chosen on groups that the fit has not seen, as the test set's are
+    unseen, and the interval draws whole clusters.
+    """
+    if train.labels is None or test.labels is None:
+        raise ValueError("probes need labels on both captures; capture an `Images` set or pass (tensor, labels)")
+    features, keys = stacked_features(train)
+    test_features, _ = stacked_features(test)
+    probes = _fit(features, train.labels, groups, seed)
+    predicted = probes.logits(test_features).argmax(-1).numpy()
+    correct = np.asarray(probes.classes)[predicted] == test.labels
+    interval = bootstrap_mean(100.0 * correct, clusters=clusters)
+    scores = probes.accuracy(test_features, test.labels)
+    table = pd.DataFrame(
+        {
+            "kind": [KINDS[kind] for kind, _ in keys],
+            "state": [state for _, state in keys],
+            "accuracy": interval.mean,
+            "low": interval.low,
+            "high": interval.high,
+            "balanced": 100 * scores["balanced_accuracy"].numpy(),
+            "l2": probes.chosen_l2.numpy(),
+        }
+    )
+    return LayerProbes(table, 100 * float(scores["majority"]), list(probes.warnings), correct, probes)
+
+
+def _fit(features: torch.Tensor, labels: np.ndarray, groups: np.ndarray | None, seed: int) -> ProbeSet:
+    if groups is None:
+        return fit_probes(features, labels, seed=seed)
+    held_out = grouped_fifth(labels, groups, seed)
+    validation = (features[:, held_out], labels[held_out])
+    return fit_probes(features[:, ~held_out], labels[~held_out], validation=validation, seed=seed)
+
+
+def grouped_fifth(labels: np.ndarray, groups: np.ndarray, seed: int) -> np.ndarray:
+    """Mask [N] of about a fifth of the groups of each class, at least one where a class has two."""
+    rng, chosen = np.random.default_rng(seed), []
+    for c in np.unique(labels):
+        members = rng.permutation(np.unique(groups[labels == c]))
+        chosen.append(members[: max(len(members) // 5, int(len(members) > 1))])
+    return np.isin(groups, np.concatenate(chosen))

@@ -1,0 +1,275 @@
+"""Linear probes of every state at once: multinomial logistic regression, and ridge regression beside it.
+
+A probe asks what a linear classifier can read from a state. All states and all strengths of
+regularisation are fitted as one batched problem, so a curve over depth costs little more than a point
+of it. The protocol is the same for every state:
+
+1. Split: a share of each class is held out of the training images for validation, or a set of your own is.
+2. Standardise with the mean and deviation of the training part. No other image is looked at.
+3. Fit every strength; choose, per state, the one that is right most often on validation, the strongest if
+   several tie. Test images play no part: `fit_probes` never sees them.
+4. Fit the chosen strength again on training and validation images together, unless `refit=False`.
+
+All images passed in count: for k-shot learning pass k images per class in total, validation included.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from vitscope.logistic import Fits, fit_logistic
+from vitscope.ridge import solve_ridge
+from vitscope.splits import Labels, distinct, encode, stratified
+
+GRID: tuple[float, ...] = (10.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
+"""Strengths λ of the penalty; in scikit-learn's terms C = 1/(λN), alpha = λN for N training images."""
+
+Validation = float | tuple[Tensor, Labels]
+_Solver = Callable[[Tensor, Tensor, int, Tensor], Fits]
+
+
+@dataclass(frozen=True)
+class ProbeSet:
+    """Fitted probes of S states over C classes; made by `fit_probes` and `fit_ridge`.
+
+    `weight` and `bias` act on standardised features (x − mean)/scale. `chosen_l2` and `converged` are per
+    state, `validation_accuracy` per state and strength, columns as in `grid`. `majority` is the most
+    frequent class among the `images` fitted. `warnings` says in sentences what a reader of the numbers
+    should know; it is empty when all is well.
+    """
+
+    kind: Literal["logistic", "ridge"]
+    classes: tuple[int, ...] | tuple[str, ...]
+    mean: Float[Tensor, "S D"]
+    scale: Float[Tensor, "S D"]
+    weight: Float[Tensor, "S C D"]
+    bias: Float[Tensor, "S C"]
+    grid: tuple[float, ...]
+    validation_accuracy: Float[Tensor, "S G"]
+    chosen_l2: Float[Tensor, " S"]
+    converged: Bool[Tensor, " S"]
+    majority: int | str
+    images: int
+    warnings: tuple[str, ...]
+
+    @torch.no_grad()
+    def logits(self, features: Float[Tensor, "S N D"]) -> Float[Tensor, "S N C"]:
+        """Scores of every class, before any softmax. Raises ValueError for other shapes, NaN and inf."""
+        _check_finite(features)
+        states, width = self.mean.shape
+        if (features.shape[0], features.shape[2]) != (states, width):
+            raise ValueError(
+                f"these probes were fitted on {states} states of width {width}, "
+                f"got features of shape {tuple(features.shape)}"
+            )
+        standard = _standardise(features, (self.mean, self.scale))
+        return torch.baddbmm(self.bias[:, None], standard, self.weight.mT)
+
+    def accuracy(self, features: Float[Tensor, "S N D"], labels: Labels) -> dict[str, Tensor]:
+        """Shares of right answers, each in [0, 1].
+
+        Returns "accuracy" [S], "balanced_accuracy" [S] (mean recall over the classes that occur in
+        `labels`) and "majority" [] (the accuracy of always naming the most frequent training class).
+        """
+        codes = _encode(features, labels, self.classes)
+        right = (self.logits(features).argmax(2) == codes).double()
+        recalls = torch.stack([right[:, codes == c].mean(1) for c in codes.unique()], 1)
+        named = torch.tensor([c == self.majority for c in self.classes], device=codes.device)
+        return {
+            "accuracy": right.mean(1),
+            "balanced_accuracy": recalls.mean(1),
+            "majority": named[codes].double().mean(),
+        }
+
+
+def fit_probes(
+    features: Float[Tensor, "S N D"],
+    labels: Labels,
+    *,
+    l2: Sequence[float] = GRID,
+    validation: Validation = 0.2,
+    seed: int = 0,
+    max_iter: int = 1000,
+    refit: bool = True,
+) -> ProbeSet:
+    """Fit a multinomial logistic probe to each state: min mean cross-entropy + (l2/2) ‖W‖², bias free.
+
+    `features` hold one vector per state and image, in any float precision (computed in float32); `labels`
+    are N integers or strings. `validation` is the share of each class to hold out, or a pair (features,
+    labels). `seed` decides which images are held out. `max_iter` bounds the solver's iterations.
+
+    Raises ValueError for features that are not finite (naming the state), labels that are missing, −1,
+    fractions or all alike, validation classes that training lacks, and strengths that are not positive.
+
+    >>> labels = torch.arange(60) % 3
+    >>> noise = torch.randn(2, 60, 4, generator=torch.Generator().manual_seed(0))
+    >>> signal = 6.0 * torch.nn.functional.one_hot(labels, 4)
+    >>> probes = fit_probes(torch.stack([noise[0], noise[1] + signal]), labels)
+    >>> probes.accuracy(torch.stack([noise[1], noise[0] + signal]), labels)["accuracy"][1].item()
+    1.0
+    """
+    if max_iter < 1:
+        raise ValueError(f"max_iter must be at least 1, got {max_iter}")
+    solve = partial(fit_logistic, max_iter=max_iter)
+    return _fit("logistic", solve, features, labels, l2, validation, seed, refit)
+
+
+def fit_ridge(
+    features: Float[Tensor, "S N D"],
+    labels: Labels,
+    *,
+    l2: Sequence[float] = GRID,
+    validation: Validation = 0.2,
+    seed: int = 0,
+    refit: bool = True,
+) -> ProbeSet:
+    """Fit a ridge classifier to each state: least squares onto class indicators, in closed form.
+
+    Same protocol, arguments and errors as `fit_probes`, many times cheaper, as a rule a little less
+    accurate. Its logits are regression scores: they rank classes, they are no log-probabilities.
+    """
+    return _fit("ridge", solve_ridge, features, labels, l2, validation, seed, refit)
+
+
+@torch.no_grad()
+def _fit(
+    kind: Literal["logistic", "ridge"],
+    solve: _Solver,
+    features: Tensor,
+    labels: Labels,
+    l2: Sequence[float],
+    validation: Validation,
+    seed: int,
+    refit: bool,
+) -> ProbeSet:
+    grid = _strong_to_weak(l2)
+    classes = distinct(labels)
+    (x, codes), (held_x, held_codes) = _split(features, labels, classes, validation, seed)
+    strengths = torch.tensor(grid, device=x.device).expand(len(x), -1)
+    moments = _moments(x)
+    trial = solve(_standardise(x, moments), codes, len(classes), strengths)
+    right = _validate(trial, _standardise(held_x, moments), held_codes)
+    best = right.argmax(1)  # the first of several equals: the strongest
+    chosen = strengths.gather(1, best[:, None])
+    if refit:
+        x, codes = torch.cat([x, held_x], 1), torch.cat([codes, held_codes])
+        moments = _moments(x)
+        final = solve(_standardise(x, moments), codes, len(classes), chosen)
+        weight, bias, converged = final.weight[:, 0], final.bias[:, 0], final.converged[:, 0]
+    else:
+        at = (torch.arange(len(x), device=x.device), best)
+        weight, bias, converged = trial.weight[at], trial.bias[at], trial.converged[at]
+    return ProbeSet(
+        kind=kind,
+        classes=classes,
+        mean=moments[0],
+        scale=moments[1],
+        weight=weight,
+        bias=bias,
+        grid=grid,
+        validation_accuracy=right,
+        chosen_l2=chosen[:, 0],
+        converged=converged,
+        majority=classes[int(codes.bincount().argmax())],
+        images=len(codes),
+        warnings=(*_edge_warnings(right, best, grid), *_solver_warnings(trial.converged, converged)),
+    )
+
+
+def _split(
+    features: Tensor, labels: Labels, classes: Sequence, validation: Validation, seed: int
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    _check_finite(features)
+    codes = _encode(features, labels, classes)
+    if isinstance(validation, tuple):
+        held_x, held_labels = validation
+        _check_finite(held_x, "validation features")
+        if (held_x.shape[0], held_x.shape[2]) != (features.shape[0], features.shape[2]):
+            raise ValueError(
+                f"validation features have shape {tuple(held_x.shape)}, training features "
+                f"{tuple(features.shape)}: states and width must agree"
+            )
+        return (features, codes), (held_x, _encode(held_x, held_labels, classes))
+    train, held = stratified(codes, validation, seed)
+    return (features[:, train], codes[train]), (features[:, held], codes[held])
+
+
+def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of each feature; 1 stands for the deviation of a constant one."""
+    wide = x.double()
+    mean, scale = wide.mean(1), wide.std(1, correction=0)
+    # A float32 constant of size |mean| can differ from itself by a few eps after summing: no signal.
+    constant = scale <= 8 * torch.finfo(torch.float32).eps * mean.abs()
+    return mean.float(), torch.where(constant, 1.0, scale).float()
+
+
+def _standardise(x: Tensor, moments: tuple[Tensor, Tensor]) -> Tensor:
+    mean, scale = moments
+    return (x.float() - mean[:, None]) / scale[:, None]
+
+
+def _validate(fits: Fits, held: Tensor, codes: Tensor) -> Float[Tensor, "S G"]:
+    """Validation accuracy, one state at a time: the logits of all would be large with many classes."""
+    rows = []
+    for x, weight, bias in zip(held, fits.weight, fits.bias, strict=True):
+        logits = torch.baddbmm(bias[:, None], x.expand(len(weight), -1, -1), weight.mT)
+        rows.append((logits.argmax(2) == codes).double().mean(1))
+    return torch.stack(rows)
+
+
+def _strong_to_weak(l2: Sequence[float]) -> tuple[float, ...]:
+    grid = tuple(sorted({float(v) for v in l2}, reverse=True))
+    if not grid or not all(0 < v < float("inf") for v in grid):
+        raise ValueError(f"l2 must be one or more positive strengths, got {list(l2)}")
+    return grid
+
+
+def _encode(features: Tensor, labels: Labels, classes: Sequence) -> Int[Tensor, " N"]:
+    codes = encode(labels, classes).to(features.device)
+    if len(codes) != features.shape[1]:
+        raise ValueError(f"there are {features.shape[1]} images in the features but {len(codes)} labels")
+    return codes
+
+
+def _check_finite(features: Tensor, what: str = "features") -> None:
+    if features.ndim != 3:
+        raise ValueError(
+            f"{what} must be [S, N, D] (states, images, width), got shape {tuple(features.shape)}"
+        )
+    bad = (~features.isfinite()).any(2).sum(1).tolist()
+    if any(bad):
+        where = ", ".join(f"{n} images in state {s}" for s, n in enumerate(bad) if n)
+        raise ValueError(f"{what} hold NaN or inf (counting from state 0): {where}")
+
+
+def _edge_warnings(right: Tensor, best: Tensor, grid: tuple[float, ...]) -> list[str]:
+    """The grid was too short where an end of it beats its neighbour; a tie there tells nothing."""
+    last, found = len(grid) - 1, []
+    for end, inner, name, further in ((0, 1, "strongest", "stronger"), (last, last - 1, "weakest", "weaker")):
+        if last:
+            wins = (best == end) & (right[:, end] > right[:, inner])
+            states = wins.nonzero()[:, 0].tolist()
+            if states:
+                found.append(
+                    f"l2 = {grid[end]:g}, the {name} of the grid, was chosen for states {states}: "
+                    f"add {further} values"
+                )
+    return found
+
+
+def _solver_warnings(trial: Tensor, final: Tensor) -> list[str]:
+    found = []
+    if not final.all():
+        states = (~final).nonzero()[:, 0].tolist()
+        found.append(f"the solver did not converge for states {states}: raise max_iter")
+    if not trial.all():
+        count = int((~trial).sum())
+        found.append(
+            f"{count} of {trial.numel()} fits of the grid did not converge: the choice of l2 may be off"
+        )
+    return found

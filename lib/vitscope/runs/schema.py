@@ -1,0 +1,163 @@
+"""The parameters of every notebook, and the profiles that group them.
+
+One class a notebook. Field defaults are the `course` profile, the one that the published book shows;
+`OVERRIDES` holds what `smoke`, `colab` and `paper` change. `vitscope list` prints this page as a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from vitscope.errors import unknown
+from vitscope.runs.parameters import PROFILES, Names, ParameterError, Parameters, expand_aliases, parse
+
+Backbones = Annotated[list[str], Names("backbone"), Field(min_length=1)]
+Datasets = Annotated[list[str], Names("dataset"), Field(min_length=1)]
+Device = Literal["auto", "cpu", "cuda", "mps"]
+
+SUPERVISED_SIZES = [
+    "vit_small_patch16_224.augreg_in21k_ft_in1k",
+    "vit_base_patch16_224.augreg_in21k_ft_in1k",
+    "vit_large_patch16_224.augreg_in21k_ft_in1k",
+]
+
+
+class PhaseCurves(Parameters):
+    """01_phase_curves: cliff, plateau and climb of token similarity and of probes, layer by layer."""
+
+    ALIASES: ClassVar = {"backbone": "backbones"}
+    OVERRIDES: ClassVar = {
+        "smoke": {"backbones": ["twin_s"], "images": 160, "test_images": 80},
+        "course": {},
+        "colab": {
+            "backbones": ["vit_small_patch16_224.augreg_in21k_ft_in1k", "vit_small_patch14_dinov2.lvd142m"],
+            "dataset": "cifar100",
+            "images": 5000,
+            "test_images": 2000,
+        },
+        "paper": {
+            "backbones": SUPERVISED_SIZES,
+            "dataset": "cifar100",
+            "images": 50_000,
+            "test_images": 10_000,
+        },
+    }
+
+    backbones: Backbones = Field(
+        ["twin_s", "twin_b"], description="backbones whose curves are drawn together"
+    )
+    weights: Annotated[str | None, Names("weights")] = Field(
+        None,
+        description="local weight file of the one backbone, or 'random'; none takes the published weights",
+    )
+    dataset: Annotated[str, Names("dataset")] = Field(
+        "emoji_group", description="task whose classes the probes tell apart"
+    )
+    images: int = Field(4000, ge=20, le=200_000, description="images that train the probes")
+    test_images: int = Field(
+        2000, ge=20, le=200_000, description="images that test the probes and whose tokens are compared"
+    )
+    norm: Literal["none", "final", "layer"] = Field(
+        "none", description="which norm is applied to a state before it is measured"
+    )
+    seed: int = Field(
+        0, ge=0, le=2**31 - 1, description="draw of the images, split and start of the probes, bootstrap"
+    )
+    device: Device = Field("auto", description="where the backbone runs; auto takes a GPU if there is one")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> PhaseCurves:
+        from_file = self.weights is not None and not self.weights.startswith("random")
+        if from_file and len(self.backbones) != 1:
+            raise ValueError("a weight file belongs to one backbone; name that one: -p backbone=NAME")
+        return self
+
+
+class DataAppendix(Parameters):
+    """data_appendix: what the embedded datasets hold, shown and counted."""
+
+    ALIASES: ClassVar = {"dataset": "datasets"}
+    OVERRIDES: ClassVar = {
+        "smoke": {"datasets": ["emoji_group", "fashion_mnist"], "examples": 8},
+        "course": {},
+        "colab": {"datasets": ["emoji_group", "cifar100"]},
+        "paper": {"datasets": ["cifar100"]},
+    }
+
+    datasets: Datasets = Field(
+        [
+            "emoji_identity",
+            "emoji_group",
+            "emoji_subgroup",
+            "emoji_novel",
+            "scenes",
+            "fashion_mnist",
+            "digits",
+        ],
+        description="datasets that are shown",
+    )
+    examples: int = Field(16, ge=1, le=64, description="pictures shown of each dataset")
+    seed: int = Field(0, ge=0, le=2**31 - 1, description="which pictures are shown")
+
+
+class ZooAppendix(Parameters):
+    """zoo_appendix: the embedded backbones, how they were trained and what they reach."""
+
+    ALIASES: ClassVar = {"backbone": "backbones"}
+    OVERRIDES: ClassVar = {
+        "smoke": {"backbones": ["twin_s"], "images": 64},
+        "course": {},
+        "colab": {},
+        "paper": {},
+    }
+
+    backbones: Backbones = Field(["twin_s", "twin_b"], description="models of the zoo that are described")
+    images: int = Field(
+        1000, ge=20, le=100_000, description="fresh renders on which each model's accuracy is checked"
+    )
+    seed: int = Field(0, ge=0, le=2**31 - 1, description="which renders are drawn")
+    device: Device = Field("auto", description="where the backbone runs; auto takes a GPU if there is one")
+
+
+SCHEMAS: dict[str, type[Parameters]] = {
+    "01_phase_curves": PhaseCurves,
+    "data_appendix": DataAppendix,
+    "zoo_appendix": ZooAppendix,
+}
+
+
+def schema_of(notebook: str) -> type[Parameters]:
+    """The class that types a notebook's parameters."""
+    if notebook not in SCHEMAS:
+        raise unknown("notebook", notebook, SCHEMAS)
+    return SCHEMAS[notebook]
+
+
+def resolve(
+    notebook: str,
+    profile: str = "course",
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    text: Mapping[str, str] | None = None,
+) -> Parameters:
+    """All parameters of one run: the profile's values, then `overrides`, then `text` parsed by declared type.
+
+    Errors: `UnknownName` for a notebook, profile or parameter that does not exist, with near matches;
+    `ParameterError` for a value of the wrong type or out of range.
+
+    >>> resolve("01_phase_curves", "smoke", text={"backbone": "twin_b"}).backbones
+    ['twin_b']
+    """
+    cls = schema_of(notebook)
+    if profile not in PROFILES:
+        raise unknown("profile", profile, PROFILES)
+    read = {name: parse(cls, name, value) for name, value in (text or {}).items()}
+    given = expand_aliases(cls, {**(overrides or {}), **read})
+    if "profile" in given:
+        raise ParameterError(
+            f"the profile is chosen by itself, not as a parameter: --profile {given['profile']}"
+        )
+    return cls.validate_all({**cls.OVERRIDES.get(profile, {}), **given, "profile": profile})
