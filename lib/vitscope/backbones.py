@@ -121,12 +121,16 @@ def resolve_device(device: str) -> torch.device:
 def _from_zoo(name: str, file: Path | None, weights, img_size, device) -> Backbone:
     model, architecture = read_weights(file or embedded.verified(f"zoo/{name}.safetensors"))
     source: dict = {"kind": "zoo file" if file else "zoo"}
-    if str(weights).startswith("random"):
+    if str(weights).partition(":")[0] == "random":
         with _seeded(weights) as seed:
             model = architecture.build()
         source = {"kind": "random", "seed": seed}
     elif str(weights) != "auto":
-        model, architecture = read_weights(_existing(weights))
+        model, found = read_weights(_existing(weights))
+        if found != architecture:
+            raise weight_files.WeightFileError(
+                f"{Path(weights).name} holds {found}, not the {architecture} of {name}; load it by its path"
+            )
         source = {"kind": "local file", "file": Path(weights).name}
     height, width = _size(img_size, (architecture.img_size,) * 2, (architecture.patch_size,) * 2, name)
     if (height, width) != (architecture.img_size,) * 2:
@@ -151,7 +155,13 @@ def _from_timm(name: str, weights, img_size, device) -> Backbone:
         options["img_size"] = img_size if isinstance(img_size, tuple) else (img_size, img_size)
     source: dict
     try:
-        if str(weights).startswith("random"):
+        # a skeleton without memory: sizes and classes are refused before anything is fetched or filled
+        with torch.device("meta"):
+            skeleton = timm.create_model(name, pretrained=False)
+        _require_plain_vit(name, skeleton)
+        if options:
+            _size(options["img_size"], options["img_size"], tuple(skeleton.patch_embed.patch_size), name)
+        if str(weights).partition(":")[0] == "random":
             with _seeded(weights) as seed:
                 model = timm.create_model(name, pretrained=False, **options)
             source = {"kind": "random", "seed": seed}
@@ -172,7 +182,8 @@ def _from_timm(name: str, weights, img_size, device) -> Backbone:
     default = options.get("img_size") or model.patch_embed.img_size
     height, width = _size(options.get("img_size"), tuple(default), tuple(patch), name)
     transform = Transform(
-        height, width, tuple(data["mean"]), tuple(data["std"]), data["interpolation"], data["crop_pct"]
+        height, width, tuple(data["mean"]), tuple(data["std"]), data["interpolation"], data["crop_pct"],
+        data["crop_mode"],
     )
     return describe(name, model, transform, source, device)
 

@@ -105,7 +105,7 @@ def capture(
     if size < 1:
         raise ValueError(f"batch_size must be 'auto' or at least 1, got {batch_size}")
     source = _Source(images, backbone)
-    if keep_tokens > len(source):
+    if not 0 <= keep_tokens <= len(source):
         raise ValueError(f"keep_tokens={keep_tokens}, but there are {len(source)} images")
     started, store, done = time.perf_counter(), _Store(len(source)), 0
     bar = tqdm(total=len(source), unit="img", disable=None if progress is None else not progress, leave=False)
@@ -229,8 +229,9 @@ class _Probe:
 
     def _check_finite(self, kept: dict[str, Tensor]) -> None:
         for name, value in kept.items():
-            if name == "tokens":
-                continue
+            if name == "tokens":  # the row for CLS and registers is NaN at state −1
+                value = value.clone()
+                value[0, :, : self.backbone.num_prefix_tokens] = 0
             bad = ~torch.isfinite(value.flatten(2).sum(-1)) if value.ndim > 2 else ~torch.isfinite(value)
             for row, images in enumerate(bad):
                 state = row + 1 if name.startswith("attention/") else self.backbone.states[row]
@@ -286,7 +287,7 @@ def _or_nan(row: dict[str, Tensor], name: str, rows: list[dict[str, Tensor]]) ->
 @contextmanager
 def _probe(backbone, norm, reductions, attention) -> Iterator[_Probe]:
     model = backbone.model
-    if model.training:
+    if any(module.training for module in model.modules()):
         raise ValueError(f"{backbone.name} is in training mode; call model.eval() first")
     probe = _Probe(backbone, norm, reductions)
     with ExitStack() as stack:

@@ -185,6 +185,16 @@ def data_verify() -> None:
     raise typer.Exit(int(broken > 0))
 
 
+@data_app.command("manifest")
+def data_manifest() -> None:
+    """Write `data/manifest.json` anew: for those who add or change an embedded file, never to silence a check."""
+    from vitscope.data import embedded, provenance
+
+    with plain_errors():
+        for path in provenance.write_manifest(embedded.root()):
+            typer.echo(path)
+
+
 def split_parameters(texts: Sequence[str]) -> dict[str, str]:
     """`["a=1", "b=x=y"]` as `{"a": "1", "b": "x=y"}`; the schema reads the values."""
     from vitscope.runs.parameters import ParameterError

@@ -114,16 +114,34 @@ def phase_table(found: Mapping[str, Phases]) -> pd.DataFrame:
     """One row per curve: what was detected, or the reason why not."""
     rows = []
     for name, phases in found.items():
-        row = {"backbone": name}
         cliff, plateau, climb = phases.cliff, phases.plateau, phases.climb
-        row["cliff"] = f"{cliff.size:.3f} ({cliff.share:.0%} of the range)" if cliff else phases.reasons["cliff"]
-        row["plateau"] = (
-            f"states {plateau.start} to {plateau.end} ({plateau.length})" if plateau else phases.reasons["plateau"]
+        rows.append(
+            {
+                "backbone": name,
+                "cliff": f"{cliff.size:.3f} ({cliff.share:.0%} of the range)" if cliff else phases.reasons["cliff"],
+                "plateau": (
+                    f"states {plateau.start} to {plateau.end}, {plateau.length} in all{_range(phases, 'plateau_length')}"
+                    if plateau
+                    else phases.reasons["plateau"]
+                ),
+                "climb": (
+                    f"from state {climb.onset}{_range(phases, 'climb_onset')}, by {climb.rise:.3f}"
+                    if climb
+                    else phases.reasons["climb"]
+                ),
+                "all three": "yes" if phases.detected else "no",
+                "pieces by BIC": phases.segmented.best,
+            }
         )
-        row["climb"] = f"from state {climb.onset}, by {climb.rise:.3f}" if climb else phases.reasons["climb"]
-        row["all three"] = "yes" if phases.detected else "no"
-        rows.append(row)
     return pd.DataFrame(rows)
+
+
+def _range(phases: Phases, key: str) -> str:
+    """The bootstrap range of a whole number, in brackets, where there is one."""
+    if key not in phases.interval:
+        return ""
+    low, high = phases.interval[key]
+    return f" [{low:.0f} to {high:.0f}]"
 
 
 def count_detected(found: Mapping[str, Phases]) -> Reported:
@@ -135,7 +153,7 @@ def count_detected(found: Mapping[str, Phases]) -> Reported:
 
 def cliff_text(found: Mapping[str, Phases]) -> Reported:
     """The mean change of centred similarity from state −1 to 0, with one clause per backbone."""
-    steps = {name: (p.curve[0], p.curve[1]) for name, p in found.items()}
+    steps = {name: p.values[:2] for name, p in found.items()}
     mean = float(np.mean([after - before for before, after in steps.values()]))
     clauses = [f"{after - before:+.3f} in {name} ({before:.3f} → {after:.3f})" for name, (before, after) in steps.items()]
     return {"value": mean, "text": " and ".join(clauses), "n": len(found)}

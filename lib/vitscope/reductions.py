@@ -45,18 +45,22 @@ def similarity(tokens: Tokens) -> dict[str, Tensor]:
     """
     x = tokens.patches.to(torch.float32)
     count = x.shape[1]
+    if count < 2:
+        raise ValueError("similarity needs at least 2 patches; a grid of one patch has no pairs")
     norms = torch.linalg.vector_norm(x, dim=-1)
     centred = x - x.mean(1, keepdim=True)
+    rounding = 1e-5 * norms.amax(1, keepdim=True)  # what is left of equal tokens is no direction
     return {
         "patch_norm": norms.mean(1),
-        "similarity": _mean_cosine(x, norms, count),
-        "similarity_centred": _mean_cosine(centred, torch.linalg.vector_norm(centred, dim=-1), count),
+        "similarity": _mean_cosine(x, norms, 1e-12),
+        "similarity_centred": _mean_cosine(centred, torch.linalg.vector_norm(centred, dim=-1), rounding),
     }
 
 
-def _mean_cosine(x: Tensor, norms: Tensor, count: int) -> Tensor:
+def _mean_cosine(x: Tensor, norms: Tensor, empty: Tensor | float) -> Tensor:
+    count = x.shape[1]
     # tokens of (nearly) zero length have no direction: they count as unit tokens orthogonal to all others
-    inverse = torch.where(norms > 1e-12, 1 / norms.clamp_min(1e-12), 0.0)
+    inverse = torch.where(norms > empty, 1 / norms.clamp_min(1e-12), 0.0)
     total = torch.bmm(inverse.unsqueeze(1), x).squeeze(1)
     directed = (inverse > 0).sum(1)
     return (total.square().sum(-1) - directed) / (count * (count - 1))

@@ -24,6 +24,7 @@ class Transform:
     std: tuple[float, ...]
     interpolation: str = "bicubic"
     crop_pct: float = 1.0
+    crop_mode: str = "center"
 
     def describe(self) -> dict:
         return asdict(self)
@@ -54,9 +55,11 @@ class Transform:
         from torchvision.transforms import Compose
 
         steps = create_transform(
-            (3, self.height, self.width), interpolation=self.interpolation, crop_pct=self.crop_pct
+            (3, self.height, self.width), interpolation=self.interpolation, crop_pct=self.crop_pct,
+            crop_mode=self.crop_mode, mean=self.mean,
         ).transforms
-        geometric = Compose([s for s in steps if type(s).__name__ in ("Resize", "CenterCrop")])
+        kept = ("Resize", "ResizeKeepRatio", "CenterCrop", "CenterCropOrPad")
+        geometric = Compose([s for s in steps if type(s).__name__ in kept])
         return lambda picture: torch.from_numpy(np.asarray(geometric(picture)).copy()).permute(2, 0, 1)
 
 

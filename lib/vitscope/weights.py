@@ -16,7 +16,7 @@ __all__ = ["ENDINGS", "WeightFileError", "cached_revision", "digest", "load_into
 ENDINGS = (".safetensors", ".pth", ".pt", ".bin")
 # what training scripts wrap a backbone in, outermost first
 _WRAPPERS = ("teacher", "model_ema", "state_dict", "model", "student")
-_PREFIXES = ("module.", "_orig_mod.", "backbone.", "encoder.", "model.", "visual.")
+_PREFIXES = ("module.", "_orig_mod.", "backbone.", "encoder.", "model.", "visual.", "teacher.", "student.")
 _HEADS = ("head.", "head_dist.", "fc_norm.", "attn_pool.", "dino_head.", "ibot_head.", "projection_head.")
 
 
@@ -58,10 +58,11 @@ def load_into(model: nn.Module, path: Path) -> dict[str, int]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    head = path.read_bytes()[:200] if path.stat().st_size < 4096 else path.open("rb").read(200)
+    with path.open("rb") as file:
+        head = file.read(200)
     if head.startswith(b"version https://git-lfs"):
         raise WeightFileError(f"{path.name} is a Git LFS pointer, not the weights; fetch the real file")
-    if head.lstrip()[:1] == b"<":
+    if head.lstrip()[:1] == b"<" and b"\x00" not in head[:8]:  # safetensors begin with a length, high bytes 0
         raise WeightFileError(f"{path.name} is a web page, not weights; download the file itself")
     if path.stat().st_size == 0:
         raise WeightFileError(f"{path.name} is empty")
@@ -77,6 +78,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _unwrapped(state: dict[str, Any]) -> dict[str, torch.Tensor]:
+    if not isinstance(state, dict):
+        return {}
     for wrapper in _WRAPPERS:
         if isinstance(state.get(wrapper), dict):
             return _unwrapped(state[wrapper])
@@ -84,21 +87,21 @@ def _unwrapped(state: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def _without_prefix(state: dict[str, torch.Tensor], own: set[str]) -> dict[str, torch.Tensor]:
-    """Strip known prefixes while that brings more keys to match."""
-    while True:
-        matched = len(own & set(state))
-        for prefix in _PREFIXES:
-            stripped = {k.removeprefix(prefix): v for k, v in state.items()}
-            if len(stripped) == len(state) and len(own & set(stripped)) > matched:
-                state = stripped
-                break
-        else:
-            return state
+    """The state under the chain of known prefixes that brings most keys to match, "" included."""
+    best, front = state, [state]
+    for _ in range(4):  # chains as long as student.module.backbone.
+        front = [
+            {k.removeprefix(prefix): v for k, v in s.items()}
+            for s in front for prefix in _PREFIXES if any(k.startswith(prefix) for k in s)
+        ]  # fmt: skip
+        front = [s for s in front if len(s) == len(state)]
+        best = max([best, *front], key=lambda s: len(own & set(s)))
+    return best
 
 
 def require_reachable(name: str, config) -> None:
     """Fail within seconds, before any work, when hub weights are neither cached nor within reach."""
-    from vitscope.data.hub import NotReachable, is_offline
+    from vitscope.data.hub import NotReachable, answers, is_offline
 
     repository = config.hf_hub_id
     if not repository:
@@ -109,7 +112,7 @@ def require_reachable(name: str, config) -> None:
     way_out = "Pass a local file as weights, use weights='random', or a zoo model (vitscope list backbones)."
     if is_offline():
         raise NotReachable(f"{name} ({repository}) is not in the local cache and offline mode is on.{licence} {way_out}")
-    if not _hub_answers():
+    if not answers():
         raise NotReachable(f"{name} ({repository}) is not in the local cache and the hub does not answer.{licence} {way_out}")
 
 
@@ -118,22 +121,8 @@ def cached_revision(config) -> str | None:
     from huggingface_hub import try_to_load_from_cache
 
     repository = (config.hf_hub_id or "").partition("@")[0]
-    for file in ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors"):
+    for file in ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors", "open_clip_pytorch_model.bin"):
         found = try_to_load_from_cache(repository, file) if repository else None
         if isinstance(found, str | os.PathLike):
             return Path(found).parent.name
     return None
-
-
-def _hub_answers(seconds: float = 4.0) -> bool:
-    import socket
-    from urllib.parse import urlparse
-
-    from huggingface_hub import constants
-
-    address = urlparse(constants.ENDPOINT)
-    try:
-        socket.create_connection((address.hostname, address.port or 443), timeout=seconds).close()
-    except OSError:
-        return False
-    return True

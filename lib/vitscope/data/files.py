@@ -74,7 +74,8 @@ def _children(folder: Path) -> list[Path]:
 def _pictures(folder: Path) -> list[Path]:
     return sorted(
         f for f in folder.rglob("*")
-        if f.is_file() and f.suffix.lower() in ENDINGS and not f.name.startswith(".")
+        if f.is_file() and f.suffix.lower() in ENDINGS
+        and not any(part.startswith((".", "__")) for part in f.relative_to(folder).parts)
     )  # fmt: skip
 
 
@@ -112,6 +113,11 @@ def load_parquet(
 ) -> Images:
     """A Parquet file of pictures. A folder `DIR` with `train.parquet` and `test.parquet` has those splits."""
     file = path / f"{split}.parquet" if path.is_dir() else path
+    if file.stem != split:
+        raise ValueError(
+            f"{path} is one file, read as the split {file.stem!r}, not {split!r}; "
+            "pass the folder that holds train.parquet and test.parquet"
+        )
     if not file.is_file():
         present = sorted(p.stem for p in path.glob("*.parquet"))
         raise ValueError(f"{path} has no split {split!r}; it has {', '.join(present) or 'no Parquet file'}")
@@ -165,7 +171,7 @@ def from_rows(*, name, split, cells, labels, names, digest, source) -> Images:
 
     return Images(
         name=name, split=split, labels=encoded, ids=ids, classes=classes,
-        digest=fingerprint(digest, encoded, classes), source={**source, "rows": len(encoded)}, read=read,
+        digest=fingerprint(digest, source, encoded, classes), source={**source, "rows": len(encoded)}, read=read,
     )  # fmt: skip
 
 

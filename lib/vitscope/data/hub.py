@@ -1,6 +1,8 @@
 """Datasets of the hub, through `datasets`: known sets with their columns, others by an unambiguous rule."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from vitscope.data.files import IMAGE_COLUMNS, LABEL_COLUMNS, choose_column, from_rows
@@ -60,7 +62,8 @@ def load_hub(
     wanted = known or HubSet(name)
     theirs = dict(wanted.splits).get(split, split)
     try:
-        rows = datasets.load_dataset(wanted.path, wanted.config, split=theirs)
+        with _cache_only_when_silent():
+            rows = datasets.load_dataset(wanted.path, wanted.config, split=theirs)
     except ValueError as error:
         if "split" in str(error).lower():
             raise ValueError(f"{name} has no split {theirs!r}: {error}") from error
@@ -78,6 +81,34 @@ def load_hub(
     )  # fmt: skip
 
 
+@contextmanager
+def _cache_only_when_silent() -> Iterator[None]:
+    """Ask the hub once; where it does not answer, let `datasets` read its cache instead of retrying for long."""
+    from datasets import config
+    from huggingface_hub import constants
+
+    if is_offline() or answers():
+        yield
+        return
+    before = constants.HF_HUB_OFFLINE, config.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = config.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE, config.HF_HUB_OFFLINE = before
+
+
+def answers(seconds: float = 4.0) -> bool:
+    """True when the hub responds at all, through whatever proxy is configured."""
+    from huggingface_hub import constants, get_session
+
+    try:
+        get_session().head(constants.ENDPOINT, timeout=seconds)
+    except Exception:  # whatever the HTTP library raises: there is no answer
+        return False
+    return True
+
+
 class _Column:
     """One column of a `datasets` table by row, without reading the others."""
 
@@ -92,7 +123,8 @@ class _Column:
 
 
 def _unreachable(name: str, path: str, error: Exception) -> str:
-    mode = "offline mode is on" if is_offline() else f"{type(error).__name__}: {str(error).splitlines()[0][:160]}"
+    said = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:160]}"
+    mode = "offline mode is on" if is_offline() else said
     return (
         f"dataset {name!r} ({path}) is not in the local cache and cannot be fetched ({mode}). "
         "Use an embedded set (vitscope list data), or pass the path of a folder of class folders or of a Parquet file."

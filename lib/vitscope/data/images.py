@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 
 Pixels = torch.Tensor | list[torch.Tensor]
 
@@ -34,7 +34,7 @@ def decode(data: bytes | Path | Image.Image, name: str) -> torch.Tensor:
         picture = data if isinstance(data, Image.Image) else Image.open(data if isinstance(data, Path) else io.BytesIO(data))
         picture.load()
         picture = ImageOps.exif_transpose(picture)
-    except (OSError, UnidentifiedImageError, SyntaxError, ValueError, EOFError) as error:
+    except Exception as error:  # Pillow's plugins raise many kinds on damaged files; all mean the same here
         raise DecodeError(f"{name}: not a readable picture ({error})") from error
     return torch.from_numpy(np.asarray(_to_rgb(picture, name)).copy()).permute(2, 0, 1)
 
@@ -100,7 +100,7 @@ class Images:
 
     def select(self, indices: Sequence[int] | np.ndarray) -> "Images":
         """The pictures at `indices`, in that order."""
-        chosen = np.asarray(indices, dtype=np.int64)
+        chosen = np.arange(len(self))[np.asarray(indices)]
         read = self.read
         return replace(
             self,
@@ -121,18 +121,21 @@ class Images:
 
 
 def stratified(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
-    """`count` sorted indices whose class shares follow `labels`; every class is drawn before any repeats.
+    """`count` sorted indices whose class shares follow `labels` to within one picture a class.
 
-    Each picture gets the rank (r + u)/n_c within its class, r its shuffled place and u one offset per class;
-    the smallest ranks are taken, so that shares are right to within one picture a class.
+    Each class gets the whole part of its share count·n_c/N; what is left goes, one each, to the classes with the
+    largest remainders, ties by chance. Members are drawn by chance.
     """
     rng = np.random.default_rng(seed)
     shuffled = rng.permutation(len(labels))
-    rank = np.empty(len(labels))
-    for c in np.unique(labels):
-        members = shuffled[labels[shuffled] == c]
-        rank[members] = (np.arange(len(members)) + rng.random()) / len(members)
-    return np.sort(np.argsort(rank, kind="stable")[:count])
+    _, inverse, sizes = np.unique(labels[shuffled], return_inverse=True, return_counts=True)
+    quota, remainder = np.divmod(count * sizes, len(labels))
+    order = np.lexsort((rng.random(len(sizes)), -remainder))
+    quota[order[: count - quota.sum()]] += 1
+    by_class = np.argsort(inverse, kind="stable")
+    place = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    chosen = by_class[place < np.repeat(quota, sizes)]
+    return np.sort(shuffled[chosen])
 
 
 def fingerprint(*parts: object) -> str:
@@ -151,17 +154,20 @@ def encode_labels(values: Sequence, where: str, names: Sequence[str] | None = No
     the classes, so ids with gaps such as {3, 7} are safe. Missing, −1 and fractional labels are refused.
     """
     values = list(values)
+    if any(isinstance(v, list | tuple | dict | np.ndarray) for v in values):
+        raise UnlabelledError(f"{where}: several labels a picture; choose one label column")
     missing = [v is None or v == -1 or (isinstance(v, float) and v != v) for v in values]
     if any(missing):
         raise UnlabelledError(f"{where}: {sum(missing)} of {len(values)} pictures have no label (None, NaN or −1)")
-    fractional = [v for v in values if isinstance(v, float | np.floating) and v != int(v)]
+    fractional = [v for v in values if isinstance(v, float | np.floating) and not float(v).is_integer()]
     if fractional:
         raise UnlabelledError(f"{where}: labels such as {fractional[0]} are no class ids")
-    if any(isinstance(v, list | tuple | dict | np.ndarray) for v in values):
-        raise UnlabelledError(f"{where}: several labels a picture; choose one label column")
     if names is not None:
         return np.asarray(values, dtype=np.int64), tuple(names)
-    if not any(isinstance(v, str) for v in values):
+    texts = sum(isinstance(v, str) for v in values)
+    if 0 < texts < len(values):
+        raise UnlabelledError(f"{where}: {texts} of {len(values)} labels are texts, the others numbers")
+    if not texts:
         values = [int(v) for v in values]
     classes = sorted(set(values))
     index = {value: i for i, value in enumerate(classes)}

@@ -51,7 +51,8 @@ def make_card(name: str, weights: Path, *, seed: int, seconds: float, device: st
     model, architecture = read_weights(weights)
     return {
         "name": name,
-        "command": f"vitscope train {name} --seed {seed} --threads {torch.get_num_threads()}",
+        "command": f"vitscope train {name} --seed {seed} --threads {torch.get_num_threads()}"
+        + ("" if device == "cpu" else f" --device {device}"),
         "seed": seed,
         "recipe": RECIPES[name].describe(),
         "parameters": sum(p.numel() for p in model.parameters()),

@@ -133,7 +133,7 @@ class Trainer:
                 bar.update(self.recipe.batch)
                 now = time.monotonic()
                 self.seconds = before + now - start
-                if len(window) == 50 or self.finished:
+                if self.step % 50 == 0 or self.finished:
                     self._log(window)
                     bar.set_postfix(loss=f"{window[-1][0]:.3f}")
                     window = []

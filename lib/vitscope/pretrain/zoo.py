@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from timm.models.vision_transformer import VisionTransformer
 
 FORMAT = "vitscope-zoo-1"
@@ -92,13 +92,27 @@ def write_weights(path: Path, model: VisionTransformer, architecture: Architectu
     header = {"format": FORMAT, "architecture": json.dumps(asdict(architecture))}
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".partial")
-    save_file(tensors, temporary, metadata=header)
+    temporary.write_bytes(_sorted_header(save(tensors, metadata=header)))
     temporary.replace(path)
+
+
+def _sorted_header(content: bytes) -> bytes:
+    """safetensors writes metadata in an order of its own; sorted, equal models are equal files."""
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + content[8 + length :]
 
 
 def read_weights(path: Path) -> tuple[VisionTransformer, Architecture]:
     """The model of a zoo file, in fp32 and evaluation mode. Every tensor must match."""
-    with safe_open(path, framework="pt") as file:
+    try:
+        file = safe_open(path, framework="pt")
+    except SafetensorError as error:
+        raise WeightFileError(f"{path.name} is no safetensors file ({error}); fetch or make it again") from error
+    with file:
         header = file.metadata() or {}
         if header.get("format") != FORMAT:
             raise WeightFileError(
@@ -108,5 +122,8 @@ def read_weights(path: Path) -> tuple[VisionTransformer, Architecture]:
         tensors = {key: file.get_tensor(key).to(torch.float32) for key in file.keys()}
     architecture = Architecture(**json.loads(header["architecture"]))
     model = architecture.build()
-    model.load_state_dict(tensors, strict=True)
+    try:
+        model.load_state_dict(tensors, strict=True)
+    except RuntimeError as error:
+        raise WeightFileError(f"{path.name} does not hold the tensors of its architecture: {error}") from error
     return model.eval(), architecture
