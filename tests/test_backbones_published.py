@@ -55,7 +55,8 @@ def test_hub_weights_offline_fail_within_seconds_without_a_connection(offline, n
 
 
 def test_hub_that_does_not_answer(offline, monkeypatch):
-    monkeypatch.delenv("HF_HUB_OFFLINE")
+    for switch in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+        monkeypatch.delenv(switch)
     started = time.monotonic()
     with counted_connections(), pytest.raises(NotReachable, match="the hub does not answer"):
         backbones.load("vit_tiny_patch16_224")

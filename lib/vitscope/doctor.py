@@ -191,11 +191,10 @@ def disk() -> Check:
 
 
 def hub(*, offline: bool) -> Check:
-    from vitscope.data.hub import is_offline
-    from vitscope.weights import _hub_answers
+    from vitscope.data.hub import answers, is_offline
 
     if offline or is_offline():
         return Check("note", "hub", "not tried (offline); embedded data and weights need no network")
-    if _hub_answers(2.0):
+    if answers(2.0):
         return Check("ok", "hub", "answers; hub backbones and datasets can be fetched")
     return Check("note", "hub", "does not answer; embedded data and weights work, others need a local path")

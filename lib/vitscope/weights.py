@@ -101,19 +101,16 @@ def _without_prefix(state: dict[str, torch.Tensor], own: set[str]) -> dict[str, 
 
 def require_reachable(name: str, config) -> None:
     """Fail within seconds, before any work, when hub weights are neither cached nor within reach."""
-    from vitscope.data.hub import NotReachable, answers, is_offline
+    from vitscope.data.hub import NotReachable, require_answer
 
     repository = config.hf_hub_id
     if not repository:
         raise NotReachable(f"timm lists no weights for {name!r}; use weights='random' or a local file")
     if cached_revision(config):
         return
-    licence = f" Its licence: {config.license}." if config.license else ""
+    licence = f"Its licence: {config.license}. " if config.license else ""
     way_out = "Pass a local file as weights, use weights='random', or a zoo model (vitscope list backbones)."
-    if is_offline():
-        raise NotReachable(f"{name} ({repository}) is not in the local cache and offline mode is on.{licence} {way_out}")
-    if not answers():
-        raise NotReachable(f"{name} ({repository}) is not in the local cache and the hub does not answer.{licence} {way_out}")
+    require_answer(f"{name} ({repository})", f"{licence}{way_out}")
 
 
 def cached_revision(config) -> str | None:

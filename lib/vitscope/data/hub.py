@@ -109,6 +109,14 @@ def answers(seconds: float = 4.0) -> bool:
     return True
 
 
+def require_answer(what: str, way_out: str) -> None:
+    """Raise `NotReachable` for something that is not cached, unless the hub may be asked and answers."""
+    if is_offline():
+        raise NotReachable(f"{what} is not in the local cache and offline mode is on. {way_out}")
+    if not answers():
+        raise NotReachable(f"{what} is not in the local cache and the hub does not answer. {way_out}")
+
+
 class _Column:
     """One column of a `datasets` table by row, without reading the others."""
 

@@ -86,7 +86,10 @@ def _dataset(name: str, folder: Path) -> None:
         raise unknown("dataset", name, data.available())
     path = known.path if known else name
     if not _cached_dataset(path):
-        _require_hub(f"dataset {name!r} ({path})")
+        hub.require_answer(
+            f"dataset {name!r} ({path})",
+            "Use an embedded set (vitscope list data), or the path of a folder or Parquet file.",
+        )
 
 
 def _cached_dataset(path: str) -> bool:
@@ -97,14 +100,3 @@ def _cached_dataset(path: str) -> bool:
         Path(config.HF_DATASETS_CACHE, path.replace("/", "___").lower()).is_dir()
         or Path(constants.HF_HUB_CACHE, "datasets--" + path.replace("/", "--")).is_dir()
     )
-
-
-def _require_hub(what: str) -> None:
-    from vitscope.data.hub import NotReachable, is_offline
-    from vitscope.weights import _hub_answers
-
-    way_out = "Use an embedded set (vitscope list data), or the path of a folder or Parquet file."
-    if is_offline():
-        raise NotReachable(f"{what} is not in the local cache and offline mode is on. {way_out}")
-    if not _hub_answers():
-        raise NotReachable(f"{what} is not in the local cache and the hub does not answer. {way_out}")
