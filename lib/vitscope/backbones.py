@@ -121,7 +121,7 @@ def resolve_device(device: str) -> torch.device:
 def _from_zoo(name: str, file: Path | None, weights, img_size, device) -> Backbone:
     model, architecture = read_weights(file or embedded.verified(f"zoo/{name}.safetensors"))
     source: dict = {"kind": "zoo file" if file else "zoo"}
-    if str(weights).partition(":")[0] == "random":
+    if weight_files.is_random(weights):
         with _seeded(weights) as seed:
             model = architecture.build()
         source = {"kind": "random", "seed": seed}
@@ -161,7 +161,7 @@ def _from_timm(name: str, weights, img_size, device) -> Backbone:
         _require_plain_vit(name, skeleton)
         if options:
             _size(options["img_size"], options["img_size"], tuple(skeleton.patch_embed.patch_size), name)
-        if str(weights).partition(":")[0] == "random":
+        if weight_files.is_random(weights):
             with _seeded(weights) as seed:
                 model = timm.create_model(name, pretrained=False, **options)
             source = {"kind": "random", "seed": seed}

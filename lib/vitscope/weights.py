@@ -11,13 +11,18 @@ from torch import nn
 
 from vitscope.pretrain.zoo import WeightFileError
 
-__all__ = ["ENDINGS", "WeightFileError", "cached_revision", "digest", "load_into", "require_reachable"]
+__all__ = ["ENDINGS", "WeightFileError", "cached_revision", "digest", "is_random", "load_into", "require_reachable"]
 
 ENDINGS = (".safetensors", ".pth", ".pt", ".bin")
 # what training scripts wrap a backbone in, outermost first
 _WRAPPERS = ("teacher", "model_ema", "state_dict", "model", "student")
 _PREFIXES = ("module.", "_orig_mod.", "backbone.", "encoder.", "model.", "visual.", "teacher.", "student.")
 _HEADS = ("head.", "head_dist.", "fc_norm.", "attn_pool.", "dino_head.", "ibot_head.", "projection_head.")
+
+
+def is_random(weights: object) -> bool:
+    """Whether `weights` asks for random weights: "random" or "random:SEED", and no file that is called so."""
+    return str(weights).partition(":")[0] == "random"
 
 
 def digest(model: nn.Module) -> str:

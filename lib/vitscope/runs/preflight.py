@@ -55,9 +55,9 @@ def _backbone(name: str, weights: str, folder: Path) -> None:
     from vitscope import backbones
     from vitscope.data import embedded
     from vitscope.errors import unknown
-    from vitscope.weights import require_reachable
+    from vitscope.weights import is_random, require_reachable
 
-    from_file = weights != "auto" and not weights.startswith("random")
+    from_file = weights != "auto" and not is_random(weights)
     if from_file and not (folder / Path(weights).expanduser()).is_file():
         raise FileNotFoundError(f"no weight file {weights}")
     if name in backbones.zoo_names():

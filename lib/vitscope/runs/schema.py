@@ -70,7 +70,7 @@ class PhaseCurves(Parameters):
 
     @model_validator(mode="after")
     def _consistent(self) -> PhaseCurves:
-        from_file = self.weights is not None and not self.weights.startswith("random")
+        from_file = self.weights is not None and self.weights.partition(":")[0] != "random"
         if from_file and len(self.backbones) != 1:
             raise ValueError("a weight file belongs to one backbone; name that one: -p backbone=NAME")
         return self
