@@ -83,8 +83,6 @@ def speed(args) -> dict:
     return result
 
 
-
-
 def memory_child(images: int, depth: int) -> None:
     """Peak memory of one capture beyond what it returns, in MiB. A process of its own, so that the peak is its."""
     import numpy as np
@@ -126,7 +124,9 @@ def memory() -> list[dict]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="vit_small_patch16_224")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch", type=int, default=32)
@@ -141,7 +141,11 @@ def main() -> None:
     result = memory() if args.memory else speed(args)
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
-            json.dump({"torch": torch.__version__, "threads": torch.get_num_threads(), "result": result}, file, indent=1)
+            json.dump(
+                {"torch": torch.__version__, "threads": torch.get_num_threads(), "result": result},
+                file,
+                indent=1,
+            )
 
 
 if __name__ == "__main__":

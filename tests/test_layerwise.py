@@ -13,7 +13,14 @@ from vitscope.transforms import Transform
 def tiny(**options):
     torch.manual_seed(0)
     model = timm.create_model(
-        "vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=2, num_classes=0, **options
+        "vit_tiny_patch16_224",
+        img_size=32,
+        patch_size=8,
+        embed_dim=32,
+        depth=2,
+        num_heads=2,
+        num_classes=0,
+        **options,
     )
     return backbones.describe("tiny", model, Transform(32, 32, (0.5,) * 3, (0.5,) * 3))
 

@@ -113,7 +113,9 @@ def hook(receive: Callable[[Tensor, Tensor], None]) -> Callable:
 
     def before(module: nn.Module, args: tuple, kwargs: dict) -> None:
         if kwargs.get("attn_mask") is not None or kwargs.get("is_causal"):
-            raise UnknownAttention(f"{type(module).__name__} was called with a mask; masked maps are not recomputed")
+            raise UnknownAttention(
+                f"{type(module).__name__} was called with a mask; masked maps are not recomputed"
+            )
         receive(*queries_and_keys(module, args[0], kwargs.get("rope")))
 
     return before

@@ -182,14 +182,21 @@ def _from_timm(name: str, weights, img_size, device) -> Backbone:
     default = options.get("img_size") or model.patch_embed.img_size
     height, width = _size(options.get("img_size"), tuple(default), tuple(patch), name)
     transform = Transform(
-        height, width, tuple(data["mean"]), tuple(data["std"]), data["interpolation"], data["crop_pct"],
+        height,
+        width,
+        tuple(data["mean"]),
+        tuple(data["std"]),
+        data["interpolation"],
+        data["crop_pct"],
         data["crop_mode"],
     )
     return describe(name, model, transform, source, device)
 
 
 def _require_plain_vit(name: str, model: nn.Module) -> None:
-    missing = [part for part in ("patch_embed", "blocks", "norm", "num_prefix_tokens") if not hasattr(model, part)]
+    missing = [
+        part for part in ("patch_embed", "blocks", "norm", "num_prefix_tokens") if not hasattr(model, part)
+    ]
     if missing:
         raise UnsupportedModel(
             f"{name} ({type(model).__name__}) is no plain ViT: it has no {', '.join(missing)}"
@@ -227,7 +234,9 @@ def _size(asked, default: tuple[int, int], patch: tuple[int, int], name: str) ->
 def _existing(weights) -> Path:
     path = Path(weights).expanduser()
     if not path.is_file():
-        raise FileNotFoundError(f"no weight file {path}; weights may be 'auto', 'random', or the path of a file")
+        raise FileNotFoundError(
+            f"no weight file {path}; weights may be 'auto', 'random', or the path of a file"
+        )
     return path
 
 
@@ -249,4 +258,13 @@ class _seeded:
         self._fork.__exit__(*exc)
 
 
-__all__ = ["Backbone", "UnknownName", "UnsupportedModel", "available", "card", "describe", "load", "zoo_names"]
+__all__ = [
+    "Backbone",
+    "UnknownName",
+    "UnsupportedModel",
+    "available",
+    "card",
+    "describe",
+    "load",
+    "zoo_names",
+]

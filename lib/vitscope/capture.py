@@ -19,8 +19,8 @@ from tqdm import tqdm
 from vitscope import attention_maps
 from vitscope.backbones import Backbone
 from vitscope.data.images import Images
-from vitscope.reductions import DEFAULT, REDUCTIONS, Reduction, Tokens
 from vitscope.errors import unknown
+from vitscope.reductions import DEFAULT, REDUCTIONS, Reduction, Tokens
 
 NORMS = ("none", "final", "layer")
 _FIRST_BATCH = {"cpu": 64, "cuda": 256}
@@ -164,7 +164,9 @@ class _Source:
         self.labels = images.labels if isinstance(images, Images) else labels
         self.ids = images.ids if isinstance(images, Images) else None
         t = backbone.transform
-        if isinstance(tensor, Tensor) and (not tensor.is_floating_point() or tensor.shape[1:] != (3, t.height, t.width)):
+        if isinstance(tensor, Tensor) and (
+            not tensor.is_floating_point() or tensor.shape[1:] != (3, t.height, t.width)
+        ):
             raise ValueError(
                 f"expected transformed pictures float [N, 3, {t.height}, {t.width}] for {backbone.name}, "
                 f"got {tensor.dtype} {list(tensor.shape)}; use backbone.transform first"
@@ -221,7 +223,9 @@ class _Probe:
         self.rows, self.maps, self.keep = [], [], keep
         self.backbone.model.forward_features(batch)
         names = dict.fromkeys(name for row in self.rows for name in row)
-        kept = {name: torch.stack([_or_nan(row, name, self.rows) for row in self.rows]).cpu() for name in names}
+        kept = {
+            name: torch.stack([_or_nan(row, name, self.rows) for row in self.rows]).cpu() for name in names
+        }
         for name in self.maps[0] if self.maps else ():
             kept[f"attention/{name}"] = torch.stack([m[name] for m in self.maps]).cpu()
         self._check_finite(kept)
@@ -263,9 +267,7 @@ class _Probe:
             )
         x = self.norm(x)
         first = int(self.backbone.has_cls) if prefix else 0
-        tokens = Tokens(
-            cls=x[:, 0] if first else None, registers=x[:, first:prefix], patches=x[:, prefix:]
-        )
+        tokens = Tokens(cls=x[:, 0] if first else None, registers=x[:, first:prefix], patches=x[:, prefix:])
         row: dict[str, Tensor] = {}
         for reduction in self.reductions.values():
             row.update(reduction(tokens))
@@ -281,7 +283,9 @@ def _layer_norm(x: Tensor) -> Tensor:
 
 def _or_nan(row: dict[str, Tensor], name: str, rows: list[dict[str, Tensor]]) -> Tensor:
     """The value of a state, or NaN of the right shape where the state has none (CLS before it exists)."""
-    return row[name] if name in row else torch.full_like(next(r[name] for r in rows if name in r), float("nan"))
+    return (
+        row[name] if name in row else torch.full_like(next(r[name] for r in rows if name in r), float("nan"))
+    )
 
 
 @contextmanager

@@ -91,7 +91,9 @@ def probe_layers(
     unseen, and the interval draws whole clusters.
     """
     if train.labels is None or test.labels is None:
-        raise ValueError("probes need labels on both captures; capture an `Images` set or pass (tensor, labels)")
+        raise ValueError(
+            "probes need labels on both captures; capture an `Images` set or pass (tensor, labels)"
+        )
     features, keys = stacked_features(train)
     test_features, _ = stacked_features(test)
     probes = _fit(features, train.labels, groups, seed)

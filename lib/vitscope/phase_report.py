@@ -118,7 +118,9 @@ def phase_table(found: Mapping[str, Phases]) -> pd.DataFrame:
         rows.append(
             {
                 "backbone": name,
-                "cliff": f"{cliff.size:.3f} ({cliff.share:.0%} of the range)" if cliff else phases.reasons["cliff"],
+                "cliff": f"{cliff.size:.3f} ({cliff.share:.0%} of the range)"
+                if cliff
+                else phases.reasons["cliff"],
                 "plateau": (
                     f"states {plateau.start} to {plateau.end}, {plateau.length} in all{_range(phases, 'plateau_length')}"
                     if plateau
@@ -155,7 +157,10 @@ def cliff_text(found: Mapping[str, Phases]) -> Reported:
     """The mean change of centred similarity from state −1 to 0, with one clause per backbone."""
     steps = {name: p.values[:2] for name, p in found.items()}
     mean = float(np.mean([after - before for before, after in steps.values()]))
-    clauses = [f"{after - before:+.3f} in {name} ({before:.3f} → {after:.3f})" for name, (before, after) in steps.items()]
+    clauses = [
+        f"{after - before:+.3f} in {name} ({before:.3f} → {after:.3f})"
+        for name, (before, after) in steps.items()
+    ]
     return {"value": mean, "text": " and ".join(clauses), "n": len(found)}
 
 
@@ -231,7 +236,9 @@ def last_text(probes: Mapping[str, LayerProbes], kind: str) -> Reported:
     }
     if not rows:
         return {"value": None, "text": f"nothing (no backbone here has a {KINDS[kind]})"}
-    clauses = [f"{r['accuracy']:.1f} % ({r['low']:.1f} to {r['high']:.1f}) in {name}" for name, r in rows.items()]
+    clauses = [
+        f"{r['accuracy']:.1f} % ({r['low']:.1f} to {r['high']:.1f}) in {name}" for name, r in rows.items()
+    ]
     mean = float(np.mean([r["accuracy"] for r in rows.values()]))
     return {"value": mean, "text": " and ".join(clauses), "n": len(rows), "unit": "%"}
 
@@ -242,7 +249,10 @@ def best_text(probes: Mapping[str, LayerProbes]) -> Reported:
     for name, fitted in probes.items():
         for kind, part in fitted.table.groupby("kind", sort=False):
             best = part.loc[part["accuracy"].idxmax()]
-            gaps[_label(name, kind)] = (float(best["accuracy"] - part["accuracy"].iloc[-1]), int(best["state"]))
+            gaps[_label(name, kind)] = (
+                float(best["accuracy"] - part["accuracy"].iloc[-1]),
+                int(best["state"]),
+            )
     label, (gap, state) = max(gaps.items(), key=lambda item: item[1][0])
     text = f"the largest lead of an earlier state over the last is {gap:.1f} points ({label}, state {state})"
     return {"value": gap, "text": text, "n": len(gaps), "unit": "points"}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import matplotlib.pyplot
+import matplotlib
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure as Canvas
 
 from vitscope import plotting
 
@@ -22,10 +23,10 @@ def picture_rows(
     width = max(r.shape[1] for r in rows) * _INCH_PER_PIXEL + 1.4
     height = sum(r.shape[0] for r in rows) * _INCH_PER_PIXEL + 0.1 * len(rows)
     with plotting.style():
-        figure, axes = matplotlib.pyplot.subplots(
-            len(rows), 1, figsize=(width, height), squeeze=False,
-            gridspec_kw={"height_ratios": [r.shape[0] for r in rows]},
-        )  # fmt: skip
+        # no pyplot: its open figures are shown a second time by a notebook
+        figure = Canvas(figsize=(width, height), layout="constrained")
+        ratios = {"height_ratios": [r.shape[0] for r in rows]}
+        axes = figure.subplots(len(rows), 1, squeeze=False, gridspec_kw=ratios)
         for axis, row, label in zip(axes[:, 0], rows, labels, strict=True):
             axis.imshow(row, interpolation="nearest")
             axis.set_xticks([])

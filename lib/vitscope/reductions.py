@@ -70,7 +70,9 @@ def cls_patch_cosine(tokens: Tokens) -> dict[str, Tensor]:
     """Mean cosine between the CLS token and the patch tokens [N]."""
     if tokens.cls is None:
         return {}
-    cosine = torch.cosine_similarity(tokens.cls.to(torch.float32).unsqueeze(1), tokens.patches.to(torch.float32), dim=-1)
+    cosine = torch.cosine_similarity(
+        tokens.cls.to(torch.float32).unsqueeze(1), tokens.patches.to(torch.float32), dim=-1
+    )
     return {"cls_patch_cosine": cosine.mean(1)}
 
 

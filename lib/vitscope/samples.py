@@ -105,7 +105,9 @@ def scene_sheet(*, seed: int, count: int = 8) -> plotting.Figure:
         f"{float(exact['depth'].min()):.2f} to {far:.2f}."
     )
     rows = [_strip(shots), _strip(masks), _strip(depths)]
-    return pictures.picture_rows(rows, labels=["picture", "mask", "depth"], name="scenes", data=table, alt=alt)
+    return pictures.picture_rows(
+        rows, labels=["picture", "mask", "depth"], name="scenes", data=table, alt=alt
+    )
 
 
 def style_sheet(*, seed: int, count: int = 12) -> plotting.Figure:

@@ -55,8 +55,11 @@ class Transform:
         from torchvision.transforms import Compose
 
         steps = create_transform(
-            (3, self.height, self.width), interpolation=self.interpolation, crop_pct=self.crop_pct,
-            crop_mode=self.crop_mode, mean=self.mean,
+            (3, self.height, self.width),
+            interpolation=self.interpolation,
+            crop_pct=self.crop_pct,
+            crop_mode=self.crop_mode,
+            mean=self.mean,
         ).transforms
         kept = ("Resize", "ResizeKeepRatio", "CenterCrop", "CenterCropOrPad")
         geometric = Compose([s for s in steps if type(s).__name__ in kept])

@@ -11,7 +11,15 @@ from torch import nn
 
 from vitscope.pretrain.zoo import WeightFileError
 
-__all__ = ["ENDINGS", "WeightFileError", "cached_revision", "digest", "is_random", "load_into", "require_reachable"]
+__all__ = [
+    "ENDINGS",
+    "WeightFileError",
+    "cached_revision",
+    "digest",
+    "is_random",
+    "load_into",
+    "require_reachable",
+]
 
 ENDINGS = (".safetensors", ".pth", ".pt", ".bin")
 # what training scripts wrap a backbone in, outermost first
@@ -123,7 +131,12 @@ def cached_revision(config) -> str | None:
     from huggingface_hub import try_to_load_from_cache
 
     repository = (config.hf_hub_id or "").partition("@")[0]
-    for file in ("model.safetensors", "pytorch_model.bin", "open_clip_model.safetensors", "open_clip_pytorch_model.bin"):
+    for file in (
+        "model.safetensors",
+        "pytorch_model.bin",
+        "open_clip_model.safetensors",
+        "open_clip_pytorch_model.bin",
+    ):
         found = try_to_load_from_cache(repository, file) if repository else None
         if isinstance(found, str | os.PathLike):
             return Path(found).parent.name

@@ -23,7 +23,10 @@ from PIL import Image
 from vitscope.data import embedded
 
 EMOJI_VERSION = "16.0.0"
-EMOJI_PACKAGES = {"noto": ("emoji-datasource-google", "google"), "twemoji": ("emoji-datasource-twitter", "twitter")}
+EMOJI_PACKAGES = {
+    "noto": ("emoji-datasource-google", "google"),
+    "twemoji": ("emoji-datasource-twitter", "twitter"),
+}
 FASHION_PACKAGE = "dataset-fashion-mnist"
 FASHION_TRAIN_PER_CLASS = 1000
 HELD_OUT_EVERY = 5
@@ -90,9 +93,7 @@ def build_emoji(target: Path) -> list[Path]:
     }
     written = []
     for style, images in pictures.items():
-        rows = table.assign(
-            image=[{"bytes": images[code], "path": f"{code}.png"} for code in table["code"]]
-        )
+        rows = table.assign(image=[{"bytes": images[code], "path": f"{code}.png"} for code in table["code"]])
         path = Path("emoji") / f"{style}.parquet"
         _write(rows, target / path, features)
         written.append(path)

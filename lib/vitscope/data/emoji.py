@@ -89,9 +89,7 @@ def _column(values: list[float] | np.ndarray) -> torch.Tensor:
     return torch.tensor(np.asarray(values, dtype=np.float32)).view(-1, 1, 1)
 
 
-def place(
-    pictures: torch.Tensor, u: np.ndarray, recipe: Recipe
-) -> tuple[torch.Tensor, torch.Tensor]:
+def place(pictures: torch.Tensor, u: np.ndarray, recipe: Recipe) -> tuple[torch.Tensor, torch.Tensor]:
     """Scale, turn, flip and position RGBA pictures on the canvas: premultiplied colour and alpha in [0, 1]."""
     low, high = recipe.scale
     scale = low + u[:, 0] * (high - low)
@@ -126,9 +124,7 @@ def background_canvas(u: np.ndarray, recipe: Recipe) -> torch.Tensor:
     elif recipe.background_kind in backgrounds.KINDS:
         kind = np.full(len(u), backgrounds.KINDS.index(recipe.background_kind))
     else:
-        raise ValueError(
-            f"background_kind must be both, photo or texture, got {recipe.background_kind!r}"
-        )
+        raise ValueError(f"background_kind must be both, photo or texture, got {recipe.background_kind!r}")
     tile = (u[:, 1] * backgrounds.TILES_PER_KIND).astype(int)
     room = backgrounds.TILE - size + 1
     x, y = (u[:, 2] * room).astype(int), (u[:, 3] * room).astype(int)

@@ -31,7 +31,9 @@ def load_folder(root: Path, split: str, *, seed: int = 0, on_error: str = "fail"
     if on_error not in ("fail", "skip"):
         raise ValueError(f"on_error must be 'fail' or 'skip', got {on_error!r}")
     present = {d.name.lower(): d for d in _children(root)}
-    split_dirs = {s: present[n] for s, names in SPLIT_FOLDERS.items() for n in reversed(names) if n in present}
+    split_dirs = {
+        s: present[n] for s, names in SPLIT_FOLDERS.items() for n in reversed(names) if n in present
+    }
     if split_dirs and split not in split_dirs:
         raise ValueError(f"{root} has no split {split!r}; it has {', '.join(sorted(split_dirs))}")
     base = split_dirs.get(split, root)
@@ -153,7 +155,9 @@ def choose_column(present, asked: str | None, known: tuple[str, ...], what: str,
         return asked
     found = [name for name in present if name in known]
     if len(found) != 1:
-        state = f"several {what} columns ({', '.join(found)})" if found else f"no {what} column by a known name"
+        state = (
+            f"several {what} columns ({', '.join(found)})" if found else f"no {what} column by a known name"
+        )
         raise ValueError(f"{where} has {state}; name one of {', '.join(present)} as {what}_column")
     return found[0]
 
@@ -180,7 +184,9 @@ def _cell(cell, where: str) -> torch.Tensor:
     if isinstance(value, dict):
         value = value.get("bytes")
     if isinstance(value, str) or value is None:
-        raise DecodeError(f"{where}: holds {'a text' if isinstance(value, str) else 'nothing'} instead of a picture")
+        raise DecodeError(
+            f"{where}: holds {'a text' if isinstance(value, str) else 'nothing'} instead of a picture"
+        )
     return decode(value, where)
 
 

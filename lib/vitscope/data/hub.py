@@ -70,8 +70,12 @@ def load_hub(
         raise NotReachable(_unreachable(name, wanted.path, error)) from error
     except (ConnectionError, OSError, RuntimeError) as error:
         raise NotReachable(_unreachable(name, wanted.path, error)) from error
-    image = choose_column(rows.column_names, image_column or (known and known.image), IMAGE_COLUMNS, "image", name)
-    label = choose_column(rows.column_names, label_column or (known and known.label), LABEL_COLUMNS, "label", name)
+    image = choose_column(
+        rows.column_names, image_column or (known and known.image), IMAGE_COLUMNS, "image", name
+    )
+    label = choose_column(
+        rows.column_names, label_column or (known and known.label), LABEL_COLUMNS, "label", name
+    )
     pictures = rows.cast_column(image, datasets.Image(decode=False))
     return from_rows(
         name=name, split=split, cells=_Column(pictures, image), labels=rows[label],

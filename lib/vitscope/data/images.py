@@ -31,7 +31,11 @@ class UnlabelledError(ValueError):
 def decode(data: bytes | Path | Image.Image, name: str) -> torch.Tensor:
     """One picture as uint8 [3, h, w]. `name` is used in errors only."""
     try:
-        picture = data if isinstance(data, Image.Image) else Image.open(data if isinstance(data, Path) else io.BytesIO(data))
+        picture = (
+            data
+            if isinstance(data, Image.Image)
+            else Image.open(data if isinstance(data, Path) else io.BytesIO(data))
+        )
         picture.load()
         picture = ImageOps.exif_transpose(picture)
     except Exception as error:  # Pillow's plugins raise many kinds on damaged files; all mean the same here
@@ -78,7 +82,9 @@ class Images:
         if len(self.labels) == 0:
             raise ValueError(f"{self.name}/{self.split} holds no pictures")
         if len(self.labels) != len(self.ids):
-            raise ValueError(f"{self.name}/{self.split}: {len(self.labels)} labels for {len(self.ids)} pictures")
+            raise ValueError(
+                f"{self.name}/{self.split}: {len(self.labels)} labels for {len(self.ids)} pictures"
+            )
         if self.labels.min() < 0 or self.labels.max() >= len(self.classes):
             raise UnlabelledError(
                 f"{self.name}/{self.split}: labels run from {self.labels.min()} to {self.labels.max()}, "
@@ -142,12 +148,18 @@ def fingerprint(*parts: object) -> str:
     """SHA-256 over arrays (their bytes) and plain values (their text)."""
     digest = hashlib.sha256()
     for part in parts:
-        content = np.ascontiguousarray(part).tobytes() if isinstance(part, np.ndarray) and part.dtype != object else repr(part).encode()
+        content = (
+            np.ascontiguousarray(part).tobytes()
+            if isinstance(part, np.ndarray) and part.dtype != object
+            else repr(part).encode()
+        )
         digest.update(len(content).to_bytes(8, "little") + content)
     return digest.hexdigest()
 
 
-def encode_labels(values: Sequence, where: str, names: Sequence[str] | None = None) -> tuple[np.ndarray, tuple[str, ...]]:
+def encode_labels(
+    values: Sequence, where: str, names: Sequence[str] | None = None
+) -> tuple[np.ndarray, tuple[str, ...]]:
     """Any labels as 0…C−1 with their class names.
 
     With `names` (declared by the source) integers index them. Otherwise the distinct values, sorted, become
@@ -158,7 +170,9 @@ def encode_labels(values: Sequence, where: str, names: Sequence[str] | None = No
         raise UnlabelledError(f"{where}: several labels a picture; choose one label column")
     missing = [v is None or v == -1 or (isinstance(v, float) and v != v) for v in values]
     if any(missing):
-        raise UnlabelledError(f"{where}: {sum(missing)} of {len(values)} pictures have no label (None, NaN or −1)")
+        raise UnlabelledError(
+            f"{where}: {sum(missing)} of {len(values)} pictures have no label (None, NaN or −1)"
+        )
     fractional = [v for v in values if isinstance(v, float | np.floating) and not float(v).is_integer()]
     if fractional:
         raise UnlabelledError(f"{where}: labels such as {fractional[0]} are no class ids")

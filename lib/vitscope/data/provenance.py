@@ -39,7 +39,9 @@ def write_manifest(base: Path) -> list[str]:
     enter the repository.
     """
     paths = sorted(
-        p for pattern in ("*/*.parquet", "zoo/*.safetensors", "zoo/*.json", "zoo/*/*.safetensors") for p in base.glob(pattern)
+        p
+        for pattern in ("*/*.parquet", "zoo/*.safetensors", "zoo/*.json", "zoo/*/*.safetensors")
+        for p in base.glob(pattern)
     )
     files = {}
     for path in paths:

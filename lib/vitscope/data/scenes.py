@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from vitscope.data import embedded, emoji
-from vitscope.data.images import Images, Pixels, fingerprint
+from vitscope.data.images import Images, fingerprint
 from vitscope.data.seeding import uniforms
 
 NAMES = ("scenes", "scenes_single")

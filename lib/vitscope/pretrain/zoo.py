@@ -73,9 +73,15 @@ class SupervisedRecipe:
 _SNAPSHOTS = (0, 6_400, 25_600, 102_400, 204_800)
 
 RECIPES: dict[str, SupervisedRecipe] = {
-    "twin_s": SupervisedRecipe(Architecture(width=96, depth=12, heads=3, num_classes=1291), snapshots=_SNAPSHOTS),
-    "twin_b": SupervisedRecipe(Architecture(width=128, depth=12, heads=4, num_classes=1291), snapshots=_SNAPSHOTS),
-    "twin_l": SupervisedRecipe(Architecture(width=160, depth=24, heads=5, num_classes=1291), snapshots=_SNAPSHOTS),
+    "twin_s": SupervisedRecipe(
+        Architecture(width=96, depth=12, heads=3, num_classes=1291), snapshots=_SNAPSHOTS
+    ),
+    "twin_b": SupervisedRecipe(
+        Architecture(width=128, depth=12, heads=4, num_classes=1291), snapshots=_SNAPSHOTS
+    ),
+    "twin_l": SupervisedRecipe(
+        Architecture(width=160, depth=24, heads=5, num_classes=1291), snapshots=_SNAPSHOTS
+    ),
 }
 
 
@@ -88,7 +94,9 @@ def write_weights(path: Path, model: VisionTransformer, architecture: Architectu
     tensors = {k: v.detach().to("cpu", torch.float16).contiguous() for k, v in model.state_dict().items()}
     broken = [k for k, v in tensors.items() if not torch.isfinite(v).all()]
     if broken:
-        raise WeightFileError(f"{path.name}: {len(broken)} tensors leave the range of fp16, first {broken[0]}")
+        raise WeightFileError(
+            f"{path.name}: {len(broken)} tensors leave the range of fp16, first {broken[0]}"
+        )
     header = {"format": FORMAT, "architecture": json.dumps(asdict(architecture))}
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".partial")
@@ -111,7 +119,9 @@ def read_weights(path: Path) -> tuple[VisionTransformer, Architecture]:
     try:
         file = safe_open(path, framework="pt")
     except SafetensorError as error:
-        raise WeightFileError(f"{path.name} is no safetensors file ({error}); fetch or make it again") from error
+        raise WeightFileError(
+            f"{path.name} is no safetensors file ({error}); fetch or make it again"
+        ) from error
     with file:
         header = file.metadata() or {}
         if header.get("format") != FORMAT:
@@ -125,5 +135,7 @@ def read_weights(path: Path) -> tuple[VisionTransformer, Architecture]:
     try:
         model.load_state_dict(tensors, strict=True)
     except RuntimeError as error:
-        raise WeightFileError(f"{path.name} does not hold the tensors of its architecture: {error}") from error
+        raise WeightFileError(
+            f"{path.name} does not hold the tensors of its architecture: {error}"
+        ) from error
     return model.eval(), architecture

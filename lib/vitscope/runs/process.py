@@ -62,7 +62,9 @@ def environment(scratch: Path, extra: Mapping[str, str]) -> dict[str, str]:
         "MPLBACKEND": "module://matplotlib_inline.backend_inline",
         "TQDM_DISABLE": "1",
         # bars are off, so tqdm's wish for notebook widgets is noise, and noise on stderr fails the book
-        "PYTHONWARNINGS": ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:IProgress not found"])),
+        "PYTHONWARNINGS": ",".join(
+            filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:IProgress not found"])
+        ),
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         **extra,
     }
