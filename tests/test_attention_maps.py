@@ -205,12 +205,13 @@ def test_a_subclass_is_not_taken_for_its_parent():
 @pytest.mark.parametrize("masked", [{"attn_mask": torch.zeros(17, 17)}, {"is_causal": True}])
 def test_masked_attention_is_refused(masked):
     attention = tiny("supervised").model.blocks[0].attn
-    handle = attention.register_forward_pre_hook(attention_maps.hook(lambda q, k: None), with_kwargs=True)
+    handles = list(attention_maps.tap(attention, lambda q, k: None))
     x = torch.randn(1, 17, 32)
     attention(x)
     with pytest.raises(UnknownAttention, match="called with a mask"):
         attention(x, **masked)
-    handle.remove()
+    for handle in handles:
+        handle.remove()
 
 
 def test_grouped_and_separate_projections():

@@ -1,18 +1,21 @@
 """Attention statistics of a timm ViT whose forward stays fused.
 
-A fused kernel never writes the attention map down. Here a hook reads the queries and keys that the module
-itself projects, repeats its norms and rotations, takes the softmax in fp32, reduces it per head and frees it.
+A fused kernel never writes the attention map down. Here hooks read the queries and keys that the module itself
+projects, repeat its norms and rotations, take the softmax in fp32, reduce it per head and free it.
 Only classes whose arithmetic is known are accepted; others raise with their name.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from timm.layers import apply_rot_embed_cat
 from timm.layers.attention import Attention, AttentionRope
 from timm.models.eva import EvaAttention
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
+_CACHED_ELEMENTS = 1 << 18  # fp32 elements of one map, about what a core keeps in its cache
 KNOWN = (Attention, AttentionRope, EvaAttention)
 
 
@@ -32,21 +35,23 @@ def require_known(name: str, blocks: nn.ModuleList | nn.Sequential) -> None:
             )
 
 
-def queries_and_keys(module: nn.Module, x: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Queries (scaled) and keys [N, H, T, d] of one attention module for its input [N, T, D]."""
+def queries_and_keys(
+    module: Any, x: Tensor, rope: Tensor | None, projected: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Queries (scaled) and keys [N, H, T, d] of one attention module for its input [N, T, D].
+
+    `projected` [N, T, 3·H·d] is what the module's fused projection gave in its own forward; without it the
+    part that is needed is computed again.
+    """
     n, t, _ = x.shape
     heads = module.num_heads
-    if module.qkv is not None:
-        # the first two thirds of the fused projection; values are not needed
-        weight, bias = module.qkv.weight, module.qkv.bias
-        if getattr(module, "q_bias", None) is not None:
-            bias = torch.cat((module.q_bias, module.k_bias, module.v_bias))
-        part = 2 * weight.shape[0] // 3
-        qk = nn.functional.linear(x, weight[:part], None if bias is None else bias[:part])
-        q, k = qk.view(n, t, 2, heads, -1).permute(2, 0, 3, 1, 4)
-    else:
+    if module.qkv is None:
         q = module.q_proj(x).view(n, t, heads, -1).transpose(1, 2)
         k = module.k_proj(x).view(n, t, getattr(module, "num_kv_heads", heads), -1).transpose(1, 2)
+    else:
+        qk = _project(module, x) if projected is None else projected
+        parts = 2 if projected is None else 3
+        q, k = qk.view(n, t, parts, heads, -1).permute(2, 0, 3, 1, 4)[:2]
     q, k = module.q_norm(q), module.k_norm(k)
     if rope is not None:
         prefix, half = module.num_prefix_tokens, getattr(module, "rotate_half", False)
@@ -59,6 +64,15 @@ def queries_and_keys(module: nn.Module, x: Tensor, rope: Tensor | None) -> tuple
     return q * module.scale, k
 
 
+def _project(module: Any, x: Tensor) -> Tensor:
+    """The first two thirds of a fused projection [N, T, 2·H·d]; values are not needed."""
+    weight, bias = module.qkv.weight, module.qkv.bias
+    if getattr(module, "q_bias", None) is not None:
+        bias = torch.cat((module.q_bias, module.k_bias, module.v_bias))
+    part = 2 * weight.shape[0] // 3
+    return nn.functional.linear(x, weight[:part], None if bias is None else bias[:part])
+
+
 class Geometry:
     """Distances between patches of a grid, in patches, and where the patches start in the token row."""
 
@@ -66,7 +80,13 @@ class Geometry:
         rows = torch.arange(grid[0], device=device).repeat_interleave(grid[1])
         columns = torch.arange(grid[1], device=device).repeat(grid[0])
         points = torch.stack([rows, columns], dim=1).float()
-        self.distance = torch.cdist(points, points)
+        self.distance = torch.cdist(points, points)  # [P, P]
+        distance = nn.functional.pad(self.distance, (prefix, 0, prefix, 0))
+        is_patch = torch.ones_like(distance)
+        is_patch[:, :prefix] = 0
+        # [T, T, 2]: for query i and key j their distance, and whether j is a patch. A product of a map's row with
+        # both columns gives distance and patch mass at once, without copying a slice of the map
+        self.readout = torch.stack([distance, is_patch], dim=-1)
         self.prefix, self.has_cls = prefix, has_cls
 
 
@@ -78,44 +98,66 @@ def statistics(q: Tensor, k: Tensor, geometry: Geometry) -> dict[str, Tensor]:
     - `cls_incoming`: (1/T) Σ_i a_i0, the CLS column's mean (models with CLS)
     - `cls_to_patches`: the share of the CLS row that goes to patches (models with CLS)
     """
+    if q.device.type != "cpu":
+        return _statistics(q, k, geometry)
+    # a map of a few images at a time stays in the cache through all the passes over it
+    step = max(1, _CACHED_ELEMENTS // (q.shape[1] * q.shape[2] ** 2))
+    parts = [_statistics(a, b, geometry) for a, b in zip(q.split(step), k.split(step), strict=True)]
+    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+
+
+def _statistics(q: Tensor, k: Tensor, geometry: Geometry) -> dict[str, Tensor]:
     n, heads, t, d = q.shape
     q, k = q.float().reshape(n * heads, t, d), k.float().reshape(n * heads, t, d)
     logits = torch.bmm(q, k.transpose(1, 2))
-    # softmax does not move under a shift; the row maximum is found once and used for both
     top = logits.amax(dim=-1, keepdim=True)
-    attention = logits.sub_(top).exp_()
-    total = attention.sum(dim=-1, keepdim=True)
-    attention.div_(total)
-    expected = (q * torch.bmm(attention, k)).sum(-1)  # Σ_j a_ij (q_i·k_j)
-    entropy = (top + total.log()).squeeze(-1) - expected
+    # softmax up to the factor 1/total of each row, which enters every result below
+    weight = logits.sub_(top).exp_()
+    total = weight.sum(dim=-1)
+    expected = (q * torch.bmm(weight, k)).sum(-1) / total  # Σ_j a_ij (q_i·k_j)
+    entropy = top.squeeze(-1) + total.log() - expected
     p = geometry.prefix
-    patches = attention[:, p:, p:]
-    mass = patches.sum(-1)
-    travelled = torch.einsum("bij,ij->bi", patches, geometry.distance)
+    travelled, mass = torch.bmm(weight.transpose(0, 1), geometry.readout).permute(2, 1, 0)
     result = {
         "entropy": entropy.mean(-1),
-        "distance": (travelled / mass.clamp_min(torch.finfo(torch.float32).tiny)).mean(-1),
+        "distance": (travelled[:, p:] / mass[:, p:].clamp_min(torch.finfo(torch.float32).tiny)).mean(-1),
     }
     if geometry.has_cls:
-        result["cls_incoming"] = attention[:, :, 0].mean(-1)
-        result["cls_to_patches"] = attention[:, 0, p:].sum(-1)
+        result["cls_incoming"] = (weight[:, :, 0] / total).mean(-1)
+        result["cls_to_patches"] = mass[:, 0] / total[:, 0]
     return {key: value.view(n, heads) for key, value in result.items()}
 
 
-def full_map(module: nn.Module, x: Tensor, rope: Tensor | None = None) -> Tensor:
+def full_map(module: Any, x: Tensor, rope: Tensor | None = None) -> Tensor:
     """The attention map [N, H, T, T] of one module in fp32, rows summing to 1. For a few images."""
     q, k = queries_and_keys(module, x, rope)
     return torch.softmax(q.float() @ k.float().transpose(-2, -1), dim=-1)
 
 
-def hook(receive: Callable[[Tensor, Tensor], None]) -> Callable:
-    """A forward pre-hook (with keyword arguments) that hands scaled queries and keys to `receive`."""
+def tap(module: Any, receive: Callable[[Tensor, Tensor], None]) -> Iterator[RemovableHandle]:
+    """Hooks that hand the scaled queries and keys of each forward of an attention module to `receive`.
 
-    def before(module: nn.Module, args: tuple, kwargs: dict) -> None:
+    The output of the module's own projection is read where it is called as a layer, so that nothing is
+    computed twice. Yields the handles as they are registered.
+    """
+    seen: dict[str, Any] = {}
+
+    def before(module: Any, args: tuple, kwargs: dict) -> None:
         if kwargs.get("attn_mask") is not None or kwargs.get("is_causal"):
             raise UnknownAttention(
                 f"{type(module).__name__} was called with a mask; masked maps are not recomputed"
             )
-        receive(*queries_and_keys(module, args[0], kwargs.get("rope")))
+        seen.clear()
+        seen.update(x=args[0], rope=kwargs.get("rope"))
 
-    return before
+    def projected(layer: nn.Module, args: tuple, output: Tensor) -> None:
+        seen["projected"] = output
+
+    def after(module: Any, args: tuple, output: Tensor) -> None:
+        receive(*queries_and_keys(module, **seen))
+        seen.clear()
+
+    yield module.register_forward_pre_hook(before, with_kwargs=True)
+    if module.qkv is not None:
+        yield module.qkv.register_forward_hook(projected)
+    yield module.register_forward_hook(after)

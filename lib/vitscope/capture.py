@@ -8,12 +8,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.hooks import RemovableHandle
 from tqdm import tqdm
 
 from vitscope import attention_maps
@@ -295,14 +297,16 @@ def _probe(backbone, norm, reductions, attention) -> Iterator[_Probe]:
         raise ValueError(f"{backbone.name} is in training mode; call model.eval() first")
     probe = _Probe(backbone, norm, reductions)
     with ExitStack() as stack:
-        handles = [
-            model.patch_embed.register_forward_hook(probe.at_patch_embedding),
-            model.blocks[0].register_forward_pre_hook(probe.at_first_block),
-            *(block.register_forward_hook(probe.at_block) for block in model.blocks),
-        ]
-        if attention:
-            hook = attention_maps.hook(probe.at_attention)
-            handles += [b.attn.register_forward_pre_hook(hook, with_kwargs=True) for b in model.blocks]
-        for handle in handles:
+        for handle in _attach(probe, model, attention):
             stack.callback(handle.remove)
         yield probe
+
+
+def _attach(probe: _Probe, model: Any, attention: bool) -> Iterator[RemovableHandle]:
+    """Register every hook, one by one, so that a failure half-way leaves none behind."""
+    yield model.patch_embed.register_forward_hook(probe.at_patch_embedding)
+    yield model.blocks[0].register_forward_pre_hook(probe.at_first_block)
+    for block in model.blocks:
+        yield block.register_forward_hook(probe.at_block)
+        if attention:
+            yield from attention_maps.tap(block.attn, probe.at_attention)
