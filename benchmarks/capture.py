@@ -84,7 +84,7 @@ def speed(args) -> dict:
 
 
 def memory_child(images: int, depth: int) -> None:
-    """Peak memory of one capture beyond what it returns, in MiB. A process of its own, so that the peak is its."""
+    """Peak memory of one capture beyond what it returns, in MiB; run as a process, whose own peak it is."""
     import numpy as np
     import timm
 
@@ -105,7 +105,8 @@ def memory_child(images: int, depth: int) -> None:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     tensors = [kept.cls, kept.patch_mean, *kept.per_image.values(), *kept.attention.values()]
     returned = sum(t.numel() * t.element_size() for t in tensors) / 2**20
-    print(json.dumps({"images": images, "depth": depth, "peak_mib": peak / 2**10, "before_mib": before / 2**10,
+    print(json.dumps({"images": images, "depth": depth,
+                      "peak_mib": peak / 2**10, "before_mib": before / 2**10,
                       "returned_mib": returned, "beyond_mib": peak / 2**10 - returned}))  # fmt: skip
 
 
@@ -137,7 +138,8 @@ def main() -> None:
     parser.add_argument("--child", nargs=2, type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        return memory_child(*args.child)
+        memory_child(*args.child)
+        return
     result = memory() if args.memory else speed(args)
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:

@@ -43,7 +43,8 @@ def test_similarity_table_is_the_mean_over_images(pair):
     raw = table[table["statistic"] == "raw"]
     assert raw["state"].tolist() == [-1, 0, 1, 2]
     np.testing.assert_allclose(raw["mean"], pair[0].per_image["similarity"].mean(1).numpy(), rtol=1e-6)
-    assert (raw["low"] <= raw["mean"]).all() and (raw["mean"] <= raw["high"]).all()
+    assert (raw["low"] <= raw["mean"]).all()
+    assert (raw["mean"] <= raw["high"]).all()
 
 
 def test_features_leave_out_cls_where_there_is_none(pair):
@@ -73,13 +74,15 @@ def test_groups_are_held_out_whole():
     held = layerwise.grouped_fifth(labels, groups, seed=0)
     for g in np.unique(groups):
         assert held[groups == g].all() or not held[groups == g].any()
-    assert held.sum() == 40 and set(labels[held]) == {0, 1, 2, 3}
+    assert held.sum() == 40
+    assert set(labels[held]) == {0, 1, 2, 3}
 
 
 def test_a_class_of_one_group_stays_in_training():
     labels, groups = np.array([0, 0, 1, 1, 1, 1]), np.array([0, 0, 1, 1, 2, 2])
     held = layerwise.grouped_fifth(labels, groups, seed=0)
-    assert not held[:2].any() and held[2:].sum() == 2
+    assert not held[:2].any()
+    assert held[2:].sum() == 2
 
 
 def test_unlabelled_captures_are_refused(pair):

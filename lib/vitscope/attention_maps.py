@@ -1,7 +1,7 @@
 """Attention statistics of a timm ViT whose forward stays fused.
 
-A fused kernel never writes the attention map down. Here hooks read the queries and keys that the module itself
-projects, repeat its norms and rotations, take the softmax in fp32, reduce it per head and free it.
+A fused kernel never writes the attention map down. Here hooks read the queries and keys that the module
+itself projects, repeat its norms and rotations, take the softmax in fp32, reduce it per head and free it.
 Only classes whose arithmetic is known are accepted; others raise with their name.
 """
 
@@ -31,7 +31,8 @@ def require_known(name: str, blocks: nn.ModuleList | nn.Sequential) -> None:
             raise UnknownAttention(
                 f"{name}, block {number} ({type(block).__name__}): attention class "
                 f"{type(attention).__module__}.{type(attention).__qualname__} has no known softmax form; "
-                f"known: {', '.join(k.__qualname__ for k in KNOWN)}. Token reductions work without attention=True"
+                f"known: {', '.join(k.__qualname__ for k in KNOWN)}. "
+                "Token reductions work without attention=True"
             )
 
 
@@ -84,8 +85,8 @@ class Geometry:
         distance = nn.functional.pad(self.distance, (prefix, 0, prefix, 0))
         is_patch = torch.ones_like(distance)
         is_patch[:, :prefix] = 0
-        # [T, T, 2]: for query i and key j their distance, and whether j is a patch. A product of a map's row with
-        # both columns gives distance and patch mass at once, without copying a slice of the map
+        # [T, T, 2]: for query i and key j their distance, and whether j is a patch. A product of a map's row
+        # with both columns gives distance and patch mass at once, without copying a slice of the map
         self.readout = torch.stack([distance, is_patch], dim=-1)
         self.prefix, self.has_cls = prefix, has_cls
 

@@ -8,6 +8,7 @@ its name.
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
@@ -21,6 +22,10 @@ from vitscope.pretrain.zoo import read_weights
 from vitscope.transforms import Transform
 
 ZOO_MEAN_STD = (0.5, 0.5, 0.5)
+
+# A plain ViT of timm: a module with patch_embed, blocks, norm and num_prefix_tokens (`_require_plain_vit`).
+# Any, because no class of timm covers all of these and torch types every module attribute as Tensor | Module.
+TimmViT = Any
 
 
 class UnsupportedModel(ValueError):
@@ -36,7 +41,7 @@ class Backbone:
     """
 
     name: str
-    model: nn.Module = field(repr=False)
+    model: TimmViT = field(repr=False)
     depth: int
     width: int
     num_prefix_tokens: int
@@ -147,6 +152,8 @@ def _from_timm(name: str, weights, img_size, device) -> Backbone:
     if name != architecture and name not in timm.list_pretrained(f"{architecture}*"):
         raise unknown("pretrained tag of", name, timm.list_pretrained(f"{architecture}*"))
     config = timm.get_pretrained_cfg(name) or timm.get_pretrained_cfg(architecture)
+    if config is None:
+        raise UnsupportedModel(f"{name}: timm does not say how its pictures are prepared")
     probe = nn.Module()
     probe.pretrained_cfg = config.to_dict()
     data = resolve_model_data_config(probe)
@@ -154,10 +161,11 @@ def _from_timm(name: str, weights, img_size, device) -> Backbone:
     if img_size is not None:
         options["img_size"] = img_size if isinstance(img_size, tuple) else (img_size, img_size)
     source: dict
+    model: TimmViT
     try:
         # a skeleton without memory: sizes and classes are refused before anything is fetched or filled
         with torch.device("meta"):
-            skeleton = timm.create_model(name, pretrained=False)
+            skeleton: TimmViT = timm.create_model(name, pretrained=False)
         _require_plain_vit(name, skeleton)
         if options:
             _size(options["img_size"], options["img_size"], tuple(skeleton.patch_embed.patch_size), name)
@@ -204,7 +212,7 @@ def _require_plain_vit(name: str, model: nn.Module) -> None:
 
 
 def describe(
-    name: str, model: nn.Module, transform: Transform, source: dict | None = None, device: str = "cpu"
+    name: str, model: TimmViT, transform: Transform, source: dict | None = None, device: str = "cpu"
 ) -> Backbone:
     """The `Backbone` of a timm ViT that is already built (one of your own, say). Sets evaluation mode."""
     _require_plain_vit(name, model)
@@ -215,7 +223,8 @@ def describe(
     return Backbone(
         name=name, model=model, depth=len(model.blocks), width=int(model.embed_dim),
         num_prefix_tokens=prefix, has_cls=has_cls, num_registers=prefix - int(has_cls),
-        grid=(int(rows), int(columns)), transform=transform, digest=weight_files.digest(model), source=source or {"kind": "built by the caller"},
+        grid=(int(rows), int(columns)), transform=transform, digest=weight_files.digest(model),
+        source=source or {"kind": "built by the caller"},
     )  # fmt: skip
 
 

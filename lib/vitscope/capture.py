@@ -131,7 +131,9 @@ def capture(
         cls=results.pop("cls", None),
         patch_mean=results.pop("patch_mean", None),
         tokens=results.pop("tokens", None),
-        attention={k.removeprefix("attention/"): results.pop(k) for k in list(results) if k.startswith("attention/")},
+        attention={
+            k.removeprefix("attention/"): results.pop(k) for k in list(results) if k.startswith("attention/")
+        },
         per_image={k: results.pop(k) for k in list(results) if results[k].ndim == 2},
         extra=results,
         labels=source.labels,
@@ -140,7 +142,7 @@ def capture(
         batch_size=size,
         seconds=time.perf_counter() - started,
         backbone=backbone.name,
-    )  # fmt: skip
+    )
 
 
 def _named(reductions: Sequence[str] | Mapping[str, Reduction]) -> dict[str, Reduction]:
@@ -193,7 +195,8 @@ class _Store:
     """Results [S, N, …], allocated once on the CPU when their shapes are first seen."""
 
     def __init__(self, count: int) -> None:
-        self.count, self.results = count, {}
+        self.count = count
+        self.results: dict[str, Tensor] = {}
 
     def add(self, kept: dict[str, Tensor], start: int) -> None:
         for name, value in kept.items():

@@ -185,9 +185,12 @@ def data_verify() -> None:
     raise typer.Exit(int(broken > 0))
 
 
-@data_app.command("manifest")
+@data_app.command(
+    "manifest",
+    help="Write `data/manifest.json` anew: for those who add or change an embedded file, "
+    "never to silence a check.",
+)
 def data_manifest() -> None:
-    """Write `data/manifest.json` anew: for those who add or change an embedded file, never to silence a check."""
     from vitscope.data import embedded, provenance
 
     with plain_errors():

@@ -45,8 +45,8 @@ def similarity_figure(table: pd.DataFrame, statistic: str, models: Sequence[Back
     patches = {m.num_patches for m in models}
     floor = similarity_floor(patches.pop()) if statistic == "centred" and len(patches) == 1 else None
     ends = "; ".join(
-        f"{name}: {part['mean'].iloc[0]:.3f} before the position embedding, {part['mean'].iloc[1]:.3f} after it, "
-        f"{part['mean'].iloc[-1]:.3f} at the last layer"
+        f"{name}: {part['mean'].iloc[0]:.3f} before the position embedding, "
+        f"{part['mean'].iloc[1]:.3f} after it, {part['mean'].iloc[-1]:.3f} at the last layer"
         for name, part in shown.groupby("backbone", sort=False)
     )
     return plotting.layer_curves(
@@ -122,7 +122,8 @@ def phase_table(found: Mapping[str, Phases]) -> pd.DataFrame:
                 if cliff
                 else phases.reasons["cliff"],
                 "plateau": (
-                    f"states {plateau.start} to {plateau.end}, {plateau.length} in all{_range(phases, 'plateau_length')}"
+                    f"states {plateau.start} to {plateau.end}, {plateau.length} in all"
+                    f"{_range(phases, 'plateau_length')}"
                     if plateau
                     else phases.reasons["plateau"]
                 ),
@@ -164,6 +165,19 @@ def cliff_text(found: Mapping[str, Phases]) -> Reported:
     return {"value": mean, "text": " and ".join(clauses), "n": len(found)}
 
 
+def shape_text(found: Mapping[str, Phases]) -> Reported:
+    """Where each curve is lowest, and how far it has risen again at the last state."""
+    rises, clauses = [], []
+    for name, phases in found.items():
+        values = np.asarray(phases.values)
+        lowest = int(values.argmin())
+        rises.append(float(values[-1] - values[lowest]))
+        clauses.append(
+            f"{values[0]:.3f} → {values[lowest]:.3f} at state {phases.states[lowest]} → {values[-1]:.3f} in {name}"
+        )
+    return {"value": float(np.mean(rises)), "text": " and ".join(clauses), "n": len(found)}
+
+
 def pe_table(models: Sequence[Backbone], captures: Mapping[str, Capture]) -> pd.DataFrame:
     """PE dominance ‖PE‖ / E‖z₀‖ per backbone: mean norms over positions, and over tokens and pictures."""
     rows = []
@@ -201,7 +215,8 @@ def probe_figure(probes: Mapping[str, LayerProbes]) -> plotting.Figure:
         ylabel="accuracy (%)",
         reference=(majority, f"majority {majority:.1f} %"),
         name="probes_by_layer",
-        alt=f"Probe accuracy by layer against a majority baseline of {majority:.1f} %. At the last layer: {ends}.",
+        alt=f"Probe accuracy by layer against a majority baseline of {majority:.1f} %. "
+        f"At the last layer: {ends}.",
     )
 
 

@@ -20,24 +20,26 @@ def picture_rows(
     """Strips uint8 [h, w, 3] one above the other, each with its label at the left."""
     if len(rows) != len(labels):
         raise ValueError(f"{len(rows)} strips need as many labels, got {len(labels)}")
-    width = max(r.shape[1] for r in rows) * _INCH_PER_PIXEL + 1.4
-    height = sum(r.shape[0] for r in rows) * _INCH_PER_PIXEL + 0.1 * len(rows)
+    gap, margin = 0.06, 0.1 + 0.075 * max(len(label) for label in labels)  # inches
+    width = margin + max(r.shape[1] for r in rows) * _INCH_PER_PIXEL
+    heights = [r.shape[0] * _INCH_PER_PIXEL for r in rows]
+    height = sum(heights) + gap * (len(rows) - 1)
     with plotting.style():
         # no pyplot: its open figures are shown a second time by a notebook
-        figure = Canvas(figsize=(width, height), layout="constrained")
-        ratios = {"height_ratios": [r.shape[0] for r in rows]}
-        axes = figure.subplots(len(rows), 1, squeeze=False, gridspec_kw=ratios)
-        for axis, row, label in zip(axes[:, 0], rows, labels, strict=True):
-            axis.imshow(row, interpolation="nearest")
-            axis.set_xticks([])
-            axis.set_yticks([])
-            axis.set_frame_on(False)
-            axis.set_ylabel(label, rotation=0, ha="right", va="center", fontsize=10)
+        figure = Canvas(figsize=(width, height))
+        top = height
+        for row, label, tall in zip(rows, labels, heights, strict=True):
+            wide = row.shape[1] * _INCH_PER_PIXEL
+            box = (margin / width, (top - tall) / height, wide / width, tall / height)
+            axis = figure.add_axes(box, frameon=False, xticks=[], yticks=[])
+            axis.imshow(row, interpolation="nearest", aspect="auto")
+            axis.text(-0.06 / wide, 0.5, label, ha="right", va="center", fontsize=9, transform=axis.transAxes)
+            top -= tall + gap
     return plotting.Figure(fig=figure, data=data, alt=alt, name=name)
 
 
 def class_colours(mask: np.ndarray, classes: int) -> np.ndarray:
-    """A class mask [h, w] as uint8 [h, w, 3]: class 0 dark grey, the others evenly around the colour circle."""
+    """A class mask [h, w] as uint8 [h, w, 3]: class 0 dark grey, others evenly around the colour circle."""
     hues = matplotlib.colormaps["hsv"](np.linspace(0, 1, classes, endpoint=False))[:, :3]
     colours = np.concatenate([[[0.18, 0.18, 0.18]], hues[: classes - 1]])
     return np.rint(255 * colours[mask]).astype(np.uint8)

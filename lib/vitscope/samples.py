@@ -71,8 +71,9 @@ def sheet(sets: Sets, examples: int, *, seed: int) -> plotting.Figure:
         rows.append(np.concatenate([strips[0], middle, strips[1]], axis=1))
     shown = pd.DataFrame(listed)
     alt = (
-        f"Sample sheet of {len(names)} tasks ({', '.join(names)}): {len(shown)} pictures, training pictures in the "
-        f"left half and test pictures in the right half; e.g. {shown['task'].iloc[0]} shows {shown['class'].iloc[0]}."
+        f"Sample sheet of {len(names)} tasks ({', '.join(names)}): {len(shown)} pictures, "
+        "training pictures in the left half and test pictures in the right half; "
+        f"e.g. {shown['task'].iloc[0]} shows {shown['class'].iloc[0]}."
     )
     return pictures.picture_rows(rows, labels=names, name="sample_sheet", data=shown, alt=alt)
 
@@ -100,9 +101,10 @@ def scene_sheet(*, seed: int, count: int = 8) -> plotting.Figure:
         }
     )
     alt = (
-        f"{len(images)} scenes in columns: picture with boxes, class mask, depth map. {int(objects.sum())} objects are "
-        f"visible; they cover {100 * float(covered.mean()):.0f} % of the pixels on average; depth runs from "
-        f"{float(exact['depth'].min()):.2f} to {far:.2f}."
+        f"{len(images)} scenes in columns: picture with boxes, class mask, depth map. "
+        f"{int(objects.sum())} objects are visible; "
+        f"they cover {100 * float(covered.mean()):.0f} % of the pixels on average; "
+        f"depth runs from {float(exact['depth'].min()):.2f} to {far:.2f}."
     )
     rows = [_strip(shots), _strip(masks), _strip(depths)]
     return pictures.picture_rows(
@@ -121,8 +123,8 @@ def style_sheet(*, seed: int, count: int = 12) -> plotting.Figure:
         rows.append(_strip([_square(x) for x in drawn]))
     shown = table.iloc[chosen][["code", "name", "group", "held_out"]].reset_index(drop=True)
     alt = (
-        f"{count} emoji, each drawn by {len(emoji.STYLES)} art styles ({', '.join(emoji.STYLES)}) in the same pose over "
-        f"the same background: {', '.join(shown['name'][:4])} and {count - 4} more."
+        f"{count} emoji, each drawn by {len(emoji.STYLES)} art styles ({', '.join(emoji.STYLES)}) "
+        f"in the same pose over the same background: {', '.join(shown['name'][:4])} and {count - 4} more."
     )
     return pictures.picture_rows(rows, labels=list(emoji.STYLES), name="styles", data=shown, alt=alt)
 

@@ -45,8 +45,8 @@ def digest(model: nn.Module) -> str:
 def load_into(model: nn.Module, path: Path) -> dict[str, int]:
     """Fill a model from a local file; every tensor but those of heads must be there with its shape.
 
-    Returns the counts matched, missing and unexpected. Pickled files are opened with `weights_only`; nothing in
-    them is ever executed, and there is no way to ask for it.
+    Returns the counts matched, missing and unexpected. Pickled files are opened with `weights_only`; nothing
+    in them is ever executed, and there is no way to ask for it.
     """
     state = _unwrapped(_read(path))
     own = model.state_dict()
@@ -55,16 +55,18 @@ def load_into(model: nn.Module, path: Path) -> dict[str, int]:
     if wrong:
         k = wrong[0]
         raise WeightFileError(
-            f"{path.name}: {len(wrong)} tensors have another shape, first {k}: {list(state[k].shape)} in the file, "
-            f"{list(own[k].shape)} in the model; check architecture and image size"
+            f"{path.name}: {len(wrong)} tensors have another shape, first {k}: "
+            f"{list(state[k].shape)} in the file, {list(own[k].shape)} in the model; "
+            "check architecture and image size"
         )
     fits = {k: v for k, v in state.items() if k in own and v.shape == own[k].shape}
     missing = [k for k in own if k not in fits]
     needed = [k for k in missing if not k.startswith(_HEADS)]
     if needed:
         raise WeightFileError(
-            f"{path.name} fills {len(fits)} of {len(own)} tensors; {len(needed)} of the backbone are missing, "
-            f"first {', '.join(needed[:3])}; the file has e.g. {', '.join(list(state)[:3]) or 'none'}"
+            f"{path.name} fills {len(fits)} of {len(own)} tensors; {len(needed)} of the backbone "
+            f"are missing, first {', '.join(needed[:3])}; "
+            f"the file has e.g. {', '.join(list(state)[:3]) or 'none'}"
         )
     model.load_state_dict({**own, **fits}, strict=True)
     return {"matched": len(fits), "missing": len(missing), "unexpected": len(state) - len(fits)}
@@ -85,7 +87,8 @@ def _read(path: Path) -> dict[str, Any]:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # the readers raise many kinds; all mean the same to the user
         raise WeightFileError(
-            f"{path.name} cannot be opened safely as weights ({type(error).__name__}: {str(error).splitlines()[0][:200]}); "
+            f"{path.name} cannot be opened safely as weights "
+            f"({type(error).__name__}: {str(error).splitlines()[0][:200]}); "
             "save plain tensors as .safetensors"
         ) from error
 

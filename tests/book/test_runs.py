@@ -11,7 +11,9 @@ def test_notebook_has_a_complete_smoke_record(site, notebook):
     result = runner.execute(runner.plan(notebook, "smoke"))
     assert result.reused  # the site was built from it
     record = result.record
-    assert record.profile == "smoke" and record.numbers and record.data
+    assert record.profile == "smoke"
+    assert record.numbers
+    assert record.data
     assert bool(record.models) == (notebook != "data_appendix")
 
 

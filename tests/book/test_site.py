@@ -19,7 +19,8 @@ PAGES = [
 ]
 
 CONTRAST = """() => {
-  const luminance = rgb => rgb.map(v => v / 255).map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+  const luminance = rgb => rgb.map(v => v / 255)
+    .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
     .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
   const parse = text => text.match(/[\\d.]+/g).map(Number);
   const ground = element => {
@@ -29,11 +30,13 @@ CONTRAST = """() => {
     }
     return [255, 255, 255];
   };
-  return [...document.querySelectorAll('main p, article.bd-article h1, main h2, main td, main th, main summary, main li')]
+  const texts = 'main p, article.bd-article h1, main h2, main td, main th, main summary, main li';
+  return [...document.querySelectorAll(texts)]
     .filter(e => e.offsetParent && e.textContent.trim())
     .map(e => {
       const [a, b] = [luminance(parse(getComputedStyle(e).color).slice(0, 3)), luminance(ground(e))];
-      return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), e.tagName + ': ' + e.textContent.trim().slice(0, 40)];
+      const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+      return [ratio, e.tagName + ': ' + e.textContent.trim().slice(0, 40)];
     })
     .filter(([ratio]) => ratio < 4.5);
 }"""
@@ -60,7 +63,8 @@ def test_figures_are_shown_and_described(site, visit, name):
         figure = figures.nth(i)
         assert figure.evaluate("e => e.complete && e.naturalWidth") > 300
         alt = figure.get_attribute("alt")
-        assert len(alt) >= 20 and re.search(r"\d", alt), alt
+        assert len(alt) >= 20, alt
+        assert re.search(r"\d", alt), alt
     assert opened.page.locator("details.vitscope-card").count() == figures.count()
 
 
@@ -84,7 +88,8 @@ def test_record_can_be_taken_away(site, visit):
     page = visit(site / "notebooks/01_phase_curves.html").page
     address = page.locator("details.vitscope-run a[download='record.json']").get_attribute("href")
     record = json.loads(page.evaluate("async address => await (await fetch(address)).text()", address))
-    assert record["profile"] == "smoke" and record["numbers"]["test_images"]["value"] == 80
+    assert record["profile"] == "smoke"
+    assert record["numbers"]["test_images"]["value"] == 80
 
 
 def test_formulas_are_typeset_offline(site, visit):

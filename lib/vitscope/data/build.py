@@ -114,7 +114,7 @@ def _npm(package: str, scratch: Path) -> Path:
 
 
 def _identities(entries: list[dict], pictures: dict[str, dict[str, bytes]]) -> pd.DataFrame:
-    """Identities in Unicode order, without those no picture can tell apart, with the held-out fifth marked."""
+    """Identities in Unicode order, without those no picture tells apart, with the held-out fifth marked."""
     kept = sorted(
         (e for e in entries if e["category"] not in ("Flags", "Component")),
         key=lambda e: (e["sort_order"], e["unified"]),

@@ -90,7 +90,7 @@ def _column(values: list[float] | np.ndarray) -> torch.Tensor:
 
 
 def place(pictures: torch.Tensor, u: np.ndarray, recipe: Recipe) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scale, turn, flip and position RGBA pictures on the canvas: premultiplied colour and alpha in [0, 1]."""
+    """Scale, turn, flip and position RGBA pictures on the canvas: premultiplied colour, alpha in [0, 1]."""
     low, high = recipe.scale
     scale = low + u[:, 0] * (high - low)
     reach = (1 - scale) / 2 + recipe.overhang  # the centre moves so far from the middle, at most

@@ -41,7 +41,8 @@ def load_folder(root: Path, split: str, *, seed: int = 0, on_error: str = "fail"
     names = sorted({c.name for d in (split_dirs.values() or [root]) for c in _children(d)})
     if not names:
         raise ValueError(
-            f"{base} has no class folders; expected {base.name}/CLASS/picture.jpg with one folder for each class"
+            f"{base} has no class folders; "
+            f"expected {base.name}/CLASS/picture.jpg with one folder for each class"
         )
     files = [(f, names.index(c.name)) for c in _children(base) for f in _pictures(c)]
     if not files:
@@ -104,8 +105,8 @@ def _readable(files: list[tuple[Path, int]], root: Path) -> tuple[list, tuple[tu
             skipped.append((str(file.relative_to(root)), str(error)))
     if len(skipped) > MAX_BAD_SHARE * len(files):
         raise DecodeError(
-            f"{len(skipped)} of {len(files)} files below {root} cannot be read (more than {MAX_BAD_SHARE:.0%}): "
-            + ", ".join(path for path, _ in skipped[:5])
+            f"{len(skipped)} of {len(files)} files below {root} cannot be read "
+            f"(more than {MAX_BAD_SHARE:.0%}): " + ", ".join(path for path, _ in skipped[:5])
         )
     return kept, tuple(skipped)
 
@@ -175,7 +176,8 @@ def from_rows(*, name, split, cells, labels, names, digest, source) -> Images:
 
     return Images(
         name=name, split=split, labels=encoded, ids=ids, classes=classes,
-        digest=fingerprint(digest, source, encoded, classes), source={**source, "rows": len(encoded)}, read=read,
+        digest=fingerprint(digest, source, encoded, classes), source={**source, "rows": len(encoded)},
+        read=read,
     )  # fmt: skip
 
 

@@ -70,12 +70,10 @@ def load_hub(
         raise NotReachable(_unreachable(name, wanted.path, error)) from error
     except (ConnectionError, OSError, RuntimeError) as error:
         raise NotReachable(_unreachable(name, wanted.path, error)) from error
-    image = choose_column(
-        rows.column_names, image_column or (known and known.image), IMAGE_COLUMNS, "image", name
-    )
-    label = choose_column(
-        rows.column_names, label_column or (known and known.label), LABEL_COLUMNS, "label", name
-    )
+    if known is not None:
+        image_column, label_column = image_column or known.image, label_column or known.label
+    image = choose_column(rows.column_names, image_column or None, IMAGE_COLUMNS, "image", name)
+    label = choose_column(rows.column_names, label_column or None, LABEL_COLUMNS, "label", name)
     pictures = rows.cast_column(image, datasets.Image(decode=False))
     return from_rows(
         name=name, split=split, cells=_Column(pictures, image), labels=rows[label],
@@ -87,7 +85,7 @@ def load_hub(
 
 @contextmanager
 def _cache_only_when_silent() -> Iterator[None]:
-    """Ask the hub once; where it does not answer, let `datasets` read its cache instead of retrying for long."""
+    """Ask the hub once; where it does not answer, `datasets` reads its cache instead of retrying for long."""
     from datasets import config
     from huggingface_hub import constants
 
@@ -139,5 +137,6 @@ def _unreachable(name: str, path: str, error: Exception) -> str:
     mode = "offline mode is on" if is_offline() else said
     return (
         f"dataset {name!r} ({path}) is not in the local cache and cannot be fetched ({mode}). "
-        "Use an embedded set (vitscope list data), or pass the path of a folder of class folders or of a Parquet file."
+        "Use an embedded set (vitscope list data), or pass the path of a folder of class folders "
+        "or of a Parquet file."
     )

@@ -49,7 +49,8 @@ def _to_rgb(picture: Image.Image, name: str) -> Image.Image:
         top = 1.0 if picture.mode == "F" else 65535.0
         if not np.isfinite(values).all() or values.min() < 0 or values.max() > top:
             raise DecodeError(
-                f"{name}: mode {picture.mode} with values {values.min():g} to {values.max():g}; expected 0 to {top:g}"
+                f"{name}: mode {picture.mode} with values {values.min():g} to {values.max():g}; "
+                f"expected 0 to {top:g}"
             )
         return Image.fromarray(np.rint(values * (255 / top)).astype(np.uint8)).convert("RGB")
     if "A" in picture.getbands() or "transparency" in picture.info:
@@ -129,8 +130,8 @@ class Images:
 def stratified(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
     """`count` sorted indices whose class shares follow `labels` to within one picture a class.
 
-    Each class gets the whole part of its share count·n_c/N; what is left goes, one each, to the classes with the
-    largest remainders, ties by chance. Members are drawn by chance.
+    Each class gets the whole part of its share count·n_c/N; what is left goes, one each, to the classes with
+    the largest remainders, ties by chance. Members are drawn by chance.
     """
     rng = np.random.default_rng(seed)
     shuffled = rng.permutation(len(labels))

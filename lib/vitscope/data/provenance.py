@@ -33,10 +33,10 @@ _KNOWN: dict[str, dict[str, str]] = {
 
 
 def write_manifest(base: Path) -> list[str]:
-    """List every data file below `base` with provenance, size and SHA-256 in `manifest.json`. Returns the paths.
+    """List every data file below `base` with provenance, size and SHA-256 in `manifest.json`.
 
-    Errors: `ValueError` for a file whose licence and source are not known; only free files with a known source
-    enter the repository.
+    Returns the paths. Errors: `ValueError` for a file whose licence and source are not known; only free files
+    with a known source enter the repository.
     """
     paths = sorted(
         p

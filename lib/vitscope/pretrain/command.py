@@ -48,7 +48,7 @@ def train(
 
 def make_card(name: str, weights: Path, *, seed: int, seconds: float, device: str, folder: Path) -> dict:
     """The card of a finished model; accuracies are those of the fp16 file that is published."""
-    model, architecture = read_weights(weights)
+    model, _ = read_weights(weights)
     return {
         "name": name,
         "command": f"vitscope train {name} --seed {seed} --threads {torch.get_num_threads()}"

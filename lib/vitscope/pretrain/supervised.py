@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -39,13 +40,15 @@ class Trainer:
         self.stream = IdentityStream(style=recipe.style, seed=seed)
         if recipe.architecture.num_classes != self.stream.num_classes:
             raise TrainingError(
-                f"the recipe has {recipe.architecture.num_classes} classes, the data {self.stream.num_classes}"
+                f"the recipe has {recipe.architecture.num_classes} classes, "
+                f"the data {self.stream.num_classes}"
             )
         folder.mkdir(parents=True, exist_ok=True)
         torch.manual_seed(seed)
         self.model = recipe.architecture.build().to(self.device)
         if self.device.type == "cpu":
             # the bf16 backward of fused attention is four times slower than explicit attention on CPU
+            block: Any  # torch types every attribute of a module as Tensor | Module
             for block in self.model.blocks:
                 block.attn.fused_attn = False
         self.optimizers = _optimizers(self.model, recipe)

@@ -126,10 +126,12 @@ def read_weights(path: Path) -> tuple[VisionTransformer, Architecture]:
         header = file.metadata() or {}
         if header.get("format") != FORMAT:
             raise WeightFileError(
-                f"{path.name} carries no vitscope architecture (format {header.get('format')!r}, expected {FORMAT!r}); "
+                f"{path.name} carries no vitscope architecture "
+                f"(format {header.get('format')!r}, expected {FORMAT!r}); "
                 "name the timm architecture it belongs to and pass the file as weights"
             )
-        tensors = {key: file.get_tensor(key).to(torch.float32) for key in file.keys()}
+        names = file.keys()  # a list; the file itself is neither a mapping nor iterable
+        tensors = {key: file.get_tensor(key).to(torch.float32) for key in names}
     architecture = Architecture(**json.loads(header["architecture"]))
     model = architecture.build()
     try:

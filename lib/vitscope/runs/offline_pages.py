@@ -1,7 +1,7 @@
 """A Sphinx extension that keeps thebe off the pages: it would fetch its scripts and a kernel from elsewhere.
 
-jupyter-book always loads sphinx-thebe, and a build that reads its sources twice declares it twice, which browsers
-report as an error on every page.
+jupyter-book always loads sphinx-thebe, and a build that reads its sources twice declares it twice, which
+browsers report as an error on every page.
 """
 
 from __future__ import annotations
