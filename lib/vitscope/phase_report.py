@@ -172,9 +172,8 @@ def shape_text(found: Mapping[str, Phases]) -> Reported:
         values = np.asarray(phases.values)
         lowest = int(values.argmin())
         rises.append(float(values[-1] - values[lowest]))
-        clauses.append(
-            f"{values[0]:.3f} → {values[lowest]:.3f} at state {phases.states[lowest]} → {values[-1]:.3f} in {name}"
-        )
+        at = f"at state {phases.states[lowest]}"
+        clauses.append(f"{values[0]:.3f} → {values[lowest]:.3f} {at} → {values[-1]:.3f} in {name}")
     return {"value": float(np.mean(rises)), "text": " and ".join(clauses), "n": len(found)}
 
 
