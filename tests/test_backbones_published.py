@@ -119,3 +119,27 @@ def test_zoo_sees_pictures_as_it_was_trained(name):
 def test_card_of_an_unknown_model():
     with pytest.raises(UnknownName, match="zoo model 'twin_x'"):
         backbones.card("twin_x")
+
+
+# --- snapshots along training -----------------------------------------------------------------------------
+
+
+def test_snapshots_run_from_nothing_learned_to_the_last_quarter():
+    taken = backbones.snapshots("twin_s")
+    assert taken == sorted(taken)
+    assert taken[0] == 0
+    first, last, done = (backbones.load(n) for n in (f"twin_s@{taken[0]}", f"twin_s@{taken[-1]}", "twin_s"))
+    assert first.source["kind"] == "zoo snapshot"
+    assert len({first.digest, last.digest, done.digest}) == 3
+    images = data.load("emoji_identity", "test", limit=100, seed=3)
+    with torch.inference_mode():
+        right = [
+            float((m.model(m.transform(images.pixels())).argmax(1).numpy() == images.labels).mean())
+            for m in (first, last, done)
+        ]
+    assert right[0] < 0.05 < 0.5 < right[1] <= right[2] + 0.05
+
+
+def test_unknown_snapshot_is_named():
+    with pytest.raises(ValueError, match=r"Unknown snapshot 'twin_s@2560'\. Did you mean 'twin_s@25600'"):
+        backbones.load("twin_s@2560")

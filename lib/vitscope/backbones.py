@@ -73,6 +73,13 @@ def zoo_names() -> list[str]:
     return [f.stem for f in files if f.parent == Path("zoo") and f.suffix == ".safetensors"]
 
 
+def snapshots(name: str) -> list[int]:
+    """Images seen at each embedded snapshot along the training of a zoo model; load one as "NAME@IMAGES"."""
+    folder = Path("zoo") / name
+    files = (Path(f) for f in embedded.manifest())
+    return sorted(int(f.stem) for f in files if f.parent == folder)
+
+
 def card(name: str) -> dict:
     """The card of a zoo model: recipe, command, data, seconds, accuracies, training curve, digest."""
     if name not in zoo_names():
@@ -95,7 +102,8 @@ def load(
 ) -> Backbone:
     """A backbone, ready to be captured.
 
-    `name`: a zoo name, a timm name with or without tag, or the path of a zoo file. `weights`: "auto" (the
+    `name`: a zoo name, a snapshot along its training ("twin_s@25600"), a timm name with or without tag, or the
+    path of a zoo file. `weights`: "auto" (the
     zoo's file, or the hub), "random" or "random:SEED", or the path of a local weight file. `img_size` must be
     a multiple of the patch; the position embedding is resampled to it (bicubic, timm's rule).
 
@@ -109,10 +117,22 @@ def load(
     if path.suffix in weight_files.ENDINGS:
         if not path.is_file():
             raise FileNotFoundError(f"no weight file {path}")
-        return _from_zoo(path.stem, path, weights, img_size, device)
-    if name in zoo_names():
-        return _from_zoo(name, None, weights, img_size, device)
+        return _from_zoo(path.stem, path, "zoo file", weights, img_size, device)
+    if name.partition("@")[0] in zoo_names():
+        kind = "zoo snapshot" if "@" in name else "zoo"
+        return _from_zoo(name, zoo_file(name), kind, weights, img_size, device)
     return _from_timm(name, weights, img_size, device)
+
+
+def zoo_file(name: str) -> Path:
+    """The verified file of a zoo model, or of a snapshot along its training named "NAME@IMAGES"."""
+    model, at, _ = name.partition("@")
+    if not at:
+        return embedded.verified(f"zoo/{model}.safetensors")
+    found = {f"{model}@{count}": count for count in snapshots(model)}
+    if name not in found:
+        raise unknown("snapshot", name, found)
+    return embedded.verified(f"zoo/{model}/{found[name]:07d}.safetensors")
 
 
 def resolve_device(device: str) -> torch.device:
@@ -123,9 +143,9 @@ def resolve_device(device: str) -> torch.device:
     return torch.device(device)
 
 
-def _from_zoo(name: str, file: Path | None, weights, img_size, device) -> Backbone:
-    model, architecture = read_weights(file or embedded.verified(f"zoo/{name}.safetensors"))
-    source: dict = {"kind": "zoo file" if file else "zoo"}
+def _from_zoo(name: str, file: Path, kind: str, weights, img_size, device) -> Backbone:
+    model, architecture = read_weights(file)
+    source: dict = {"kind": kind}
     if weight_files.is_random(weights):
         with _seeded(weights) as seed:
             model = architecture.build()

@@ -82,6 +82,13 @@ RECIPES: dict[str, SupervisedRecipe] = {
     "twin_l": SupervisedRecipe(
         Architecture(width=160, depth=24, heads=5, num_classes=1291), snapshots=_SNAPSHOTS
     ),
+    # one width, four depths, a quarter of the twins' images: only the number of blocks differs
+    **{
+        f"depth_{blocks:02d}": SupervisedRecipe(
+            Architecture(width=96, depth=blocks, heads=3, num_classes=1291), images=102_400
+        )
+        for blocks in (6, 12, 18, 24)
+    },
 }
 
 

@@ -53,15 +53,14 @@ def _backbone(name: str, weights: str, folder: Path) -> None:
     import timm
 
     from vitscope import backbones
-    from vitscope.data import embedded
     from vitscope.errors import unknown
     from vitscope.weights import is_random, require_reachable
 
     from_file = weights != "auto" and not is_random(weights)
     if from_file and not (folder / Path(weights).expanduser()).is_file():
         raise FileNotFoundError(f"no weight file {weights}")
-    if name in backbones.zoo_names():
-        embedded.verified(f"zoo/{name}.safetensors")
+    if name.partition("@")[0] in backbones.zoo_names():
+        backbones.zoo_file(name)
         return
     if (folder / Path(name).expanduser()).is_file():
         return
