@@ -7,6 +7,7 @@ import torch
 
 from vitscope import backbones, layerwise
 from vitscope.capture import Capture, capture
+from vitscope.probes import fit_probes
 from vitscope.transforms import Transform
 
 
@@ -89,3 +90,16 @@ def test_unlabelled_captures_are_refused(pair):
     images, _ = planted(6, 0)
     with pytest.raises(ValueError, match="need labels on both captures"):
         layerwise.probe_layers(capture(tiny(), images, norm="none"), pair[1])
+
+
+def test_probes_are_told_what_each_row_is(pair, monkeypatch):
+    told = []
+
+    def spy(*args, names, **options):
+        told.extend(names)
+        return fit_probes(*args, names=names, **options)
+
+    monkeypatch.setattr(layerwise, "fit_probes", spy)
+    layerwise.probe_layers(*pair)
+    assert told[0] == "0 (CLS token)"
+    assert told[3:5] == ["-1 (mean patch token)", "0 (mean patch token)"]

@@ -325,3 +325,14 @@ def test_sets_that_do_not_fit_together_are_refused():
         probes.logits(features[:, :, :5])
     with pytest.raises(ValueError, match="not among the 3 seen in training: 9"):
         probes.accuracy(features, torch.full((400,), 9))
+
+
+def test_names_are_used_in_warnings_and_must_fit():
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(90) % 3
+    features = torch.nn.functional.one_hot(labels, 4) + 1e-3 * torch.randn(2, 90, 4, generator=generator)
+    noisy = features + torch.randn(2, 90, 4, generator=generator)
+    probes = fit_probes(noisy, labels, max_iter=1, names=["first", "second"])
+    assert any("for states first" in w for w in probes.warnings)
+    with pytest.raises(ValueError, match="3 names for 2 states"):
+        fit_probes(noisy, labels, names=["a", "b", "c"])

@@ -102,10 +102,10 @@ def load(
 ) -> Backbone:
     """A backbone, ready to be captured.
 
-    `name`: a zoo name, a snapshot along its training ("twin_s@25600"), a timm name with or without tag, or the
-    path of a zoo file. `weights`: "auto" (the
-    zoo's file, or the hub), "random" or "random:SEED", or the path of a local weight file. `img_size` must be
-    a multiple of the patch; the position embedding is resampled to it (bicubic, timm's rule).
+    `name`: a zoo name, a snapshot along its training ("twin_s@25600"), a timm name with or without tag, or
+    the path of a zoo file. `weights`: "auto" (the zoo's file, or the hub), "random" or "random:SEED", or the
+    path of a local weight file. `img_size` must be a multiple of the patch; the position embedding is
+    resampled to it (bicubic, timm's rule).
 
     Errors: `UnknownName` with near matches; `hub.NotReachable` when weights are not there and cannot be
     fetched; `weights.WeightFileError` unless every tensor of the backbone is filled; `UnsupportedModel` for

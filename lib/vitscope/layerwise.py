@@ -96,7 +96,8 @@ def probe_layers(
         )
     features, keys = stacked_features(train)
     test_features, _ = stacked_features(test)
-    probes = _fit(features, train.labels, groups, seed)
+    names = [f"{state} ({KINDS[kind]})" for kind, state in keys]
+    probes = _fit(features, train.labels, groups, seed, names)
     predicted = probes.logits(test_features).argmax(-1).numpy()
     correct = np.asarray(probes.classes)[predicted] == test.labels
     interval = bootstrap_mean(100.0 * correct, clusters=clusters)
@@ -115,12 +116,16 @@ def probe_layers(
     return LayerProbes(table, 100 * float(scores["majority"]), list(probes.warnings), correct, probes)
 
 
-def _fit(features: torch.Tensor, labels: np.ndarray, groups: np.ndarray | None, seed: int) -> ProbeSet:
+def _fit(
+    features: torch.Tensor, labels: np.ndarray, groups: np.ndarray | None, seed: int, names: list[str]
+) -> ProbeSet:
     if groups is None:
-        return fit_probes(features, labels, seed=seed)
+        return fit_probes(features, labels, seed=seed, names=names)
     held_out = grouped_fifth(labels, groups, seed)
     validation = (features[:, held_out], labels[held_out])
-    return fit_probes(features[:, ~held_out], labels[~held_out], validation=validation, seed=seed)
+    return fit_probes(
+        features[:, ~held_out], labels[~held_out], validation=validation, seed=seed, names=names
+    )
 
 
 def grouped_fifth(labels: np.ndarray, groups: np.ndarray, seed: int) -> np.ndarray:

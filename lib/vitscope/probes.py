@@ -96,12 +96,14 @@ def fit_probes(
     seed: int = 0,
     max_iter: int = 1000,
     refit: bool = True,
+    names: Sequence[str] | None = None,
 ) -> ProbeSet:
     """Fit a multinomial logistic probe to each state: min mean cross-entropy + (l2/2) ‖W‖², bias free.
 
     `features` hold one vector per state and image, in any float precision (computed in float32); `labels`
     are N integers or strings. `validation` is the share of each class to hold out, or a pair (features,
-    labels). `seed` decides which images are held out. `max_iter` bounds the solver's iterations.
+    labels). `seed` decides which images are held out. `max_iter` bounds the solver's iterations. `names` say
+    what warnings and errors call each state, if not 0 … S−1.
 
     Raises ValueError for features that are not finite (naming the state), labels that are missing, −1,
     fractions or all alike, validation classes that training lacks, and strengths that are not positive.
@@ -116,7 +118,7 @@ def fit_probes(
     if max_iter < 1:
         raise ValueError(f"max_iter must be at least 1, got {max_iter}")
     solve = partial(fit_logistic, max_iter=max_iter)
-    return _fit("logistic", solve, features, labels, l2, validation, seed, refit)
+    return _fit("logistic", solve, features, labels, l2, validation, seed, refit, names)
 
 
 def fit_ridge(
@@ -127,13 +129,14 @@ def fit_ridge(
     validation: Validation = 0.2,
     seed: int = 0,
     refit: bool = True,
+    names: Sequence[str] | None = None,
 ) -> ProbeSet:
     """Fit a ridge classifier to each state: least squares onto class indicators, in closed form.
 
     Same protocol, arguments and errors as `fit_probes`, many times cheaper, as a rule a little less
     accurate. Its logits are regression scores: they rank classes, they are no log-probabilities.
     """
-    return _fit("ridge", solve_ridge, features, labels, l2, validation, seed, refit)
+    return _fit("ridge", solve_ridge, features, labels, l2, validation, seed, refit, names)
 
 
 @torch.no_grad()
@@ -146,8 +149,12 @@ def _fit(
     validation: Validation,
     seed: int,
     refit: bool,
+    names: Sequence[str] | None,
 ) -> ProbeSet:
     grid = _strong_to_weak(l2)
+    called = [str(s) for s in range(len(features))] if names is None else list(names)
+    if len(called) != len(features):
+        raise ValueError(f"{len(called)} names for {len(features)} states")
     classes = distinct(labels)
     (x, codes), (held_x, held_codes) = _split(features, labels, classes, validation, seed)
     strengths = torch.tensor(grid, device=x.device).expand(len(x), -1)
@@ -177,7 +184,10 @@ def _fit(
         converged=converged,
         majority=classes[int(codes.bincount().argmax())],
         images=len(codes),
-        warnings=(*_edge_warnings(right, best, grid), *_solver_warnings(trial.converged, converged)),
+        warnings=(
+            *_edge_warnings(right, best, grid, called),
+            *_solver_warnings(trial.converged, converged, called),
+        ),
     )
 
 
@@ -247,13 +257,13 @@ def _check_finite(features: Tensor, what: str = "features") -> None:
         raise ValueError(f"{what} hold NaN or inf (counting from state 0): {where}")
 
 
-def _edge_warnings(right: Tensor, best: Tensor, grid: tuple[float, ...]) -> list[str]:
+def _edge_warnings(right: Tensor, best: Tensor, grid: tuple[float, ...], names: list[str]) -> list[str]:
     """The grid was too short where an end of it beats its neighbour; a tie there tells nothing."""
     last, found = len(grid) - 1, []
     for end, inner, name, further in ((0, 1, "strongest", "stronger"), (last, last - 1, "weakest", "weaker")):
         if last:
             wins = (best == end) & (right[:, end] > right[:, inner])
-            states = wins.nonzero()[:, 0].tolist()
+            states = ", ".join(names[s] for s in wins.nonzero()[:, 0].tolist())
             if states:
                 found.append(
                     f"l2 = {grid[end]:g}, the {name} of the grid, was chosen for states {states}: "
@@ -262,10 +272,10 @@ def _edge_warnings(right: Tensor, best: Tensor, grid: tuple[float, ...]) -> list
     return found
 
 
-def _solver_warnings(trial: Tensor, final: Tensor) -> list[str]:
+def _solver_warnings(trial: Tensor, final: Tensor, names: list[str]) -> list[str]:
     found = []
     if not final.all():
-        states = (~final).nonzero()[:, 0].tolist()
+        states = ", ".join(names[s] for s in (~final).nonzero()[:, 0].tolist())
         found.append(f"the solver did not converge for states {states}: raise max_iter")
     if not trial.all():
         count = int((~trial).sum())
