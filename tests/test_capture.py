@@ -277,3 +277,46 @@ def test_a_zoo_style_model_with_registers():
     torch.testing.assert_close(
         result.cls[-1], model.forward_features(noise(2, 32))[:, 0], rtol=1e-5, atol=1e-5
     )
+
+
+# --- statistics of one's own ------------------------------------------------------------------------------
+
+
+def test_own_map_statistics_see_every_map_once():
+    from functools import partial
+
+    from vitscope.metrics import attention_graph
+
+    backbone = tiny("supervised")
+    images = noise(5, backbone.transform.height)
+    own = {
+        "centrality": partial(attention_graph.cls_centrality, prefix=1),
+        "entropy_again": attention_graph.attention_entropy,
+        "row_sums": lambda maps: maps.sum(-1).mean((1, 2)),
+    }
+    found = capture(backbone, images, norm="none", attention=own, batch_size=2)
+    assert found.attention["centrality"].shape == (backbone.depth, 5)
+    torch.testing.assert_close(
+        found.attention["entropy_again"], found.attention["entropy"], rtol=1e-4, atol=1e-4
+    )
+    torch.testing.assert_close(found.attention["row_sums"], torch.ones(backbone.depth, 5))
+    rows = found.stats.query("statistic == 'centrality'")
+    assert rows["head"].eq(-1).all()
+    assert rows["state"].tolist() == list(range(1, backbone.depth + 1))
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({"entropy": lambda maps: maps.sum((1, 2, 3))}, "'entropy' is one of the usual statistics"),
+        (
+            {"wrong": lambda maps: maps},
+            r"'wrong' gave shape \[2, 2, 17, 17\]; expected \[2\] or \[2, heads\]",
+        ),
+    ],
+)
+def test_bad_map_statistics_are_named(own, message):
+    backbone = tiny("supervised")
+    with pytest.raises(ValueError, match=message):
+        capture(backbone, noise(2, backbone.transform.height), norm="none", attention=own)
+    assert not backbone.model.blocks[0].attn._forward_hooks

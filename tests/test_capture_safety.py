@@ -106,7 +106,7 @@ def test_the_model_is_left_as_it_was_after_an_exception(where, monkeypatch):
     elif where == "block":
         monkeypatch.setattr(backbone.model.blocks[1].mlp, "forward", explode)
     elif where == "attention":
-        monkeypatch.setattr("vitscope.attention_maps.statistics", lambda q, k, g: explode(q))
+        monkeypatch.setattr("vitscope.attention_maps.statistics", lambda q, k, *rest: explode(q))
     else:
         broken = toy_images(2).read
         images = Images(

@@ -5,7 +5,7 @@ itself projects, repeat its norms and rotations, take the softmax in fp32, reduc
 Only classes whose arithmetic is known are accepted; others raise with their name.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from timm.models.eva import EvaAttention
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+MapStatistic = Callable[[Tensor], Tensor]
 _CACHED_ELEMENTS = 1 << 18  # fp32 elements of one map, about what a core keeps in its cache
 KNOWN = (Attention, AttentionRope, EvaAttention)
 
@@ -91,8 +92,12 @@ class Geometry:
         self.prefix, self.has_cls = prefix, has_cls
 
 
-def statistics(q: Tensor, k: Tensor, geometry: Geometry) -> dict[str, Tensor]:
+def statistics(
+    q: Tensor, k: Tensor, geometry: Geometry, own: Mapping[str, MapStatistic] | None = None
+) -> dict[str, Tensor]:
     """Per image and head [N, H], from scaled queries and keys; the map lives only inside this call.
+
+    `own`: further statistics by name, called with maps [n, H, T, T] of a part of the images.
 
     - `entropy`: mean over queries of −Σ_j a_ij log a_ij, in nats; computed as logsumexp − q·(Σ_j a_ij k_j)
     - `distance`: mean over patch queries of Σ_j a_ij ‖p_i − p_j‖ over patch keys, renormalised, in patches
@@ -100,14 +105,18 @@ def statistics(q: Tensor, k: Tensor, geometry: Geometry) -> dict[str, Tensor]:
     - `cls_to_patches`: the share of the CLS row that goes to patches (models with CLS)
     """
     if q.device.type != "cpu":
-        return _statistics(q, k, geometry)
+        return _statistics(q, k, geometry, own or {})
     # a map of a few images at a time stays in the cache through all the passes over it
     step = max(1, _CACHED_ELEMENTS // (q.shape[1] * q.shape[2] ** 2))
-    parts = [_statistics(a, b, geometry) for a, b in zip(q.split(step), k.split(step), strict=True)]
+    parts = [
+        _statistics(a, b, geometry, own or {}) for a, b in zip(q.split(step), k.split(step), strict=True)
+    ]
     return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
 
 
-def _statistics(q: Tensor, k: Tensor, geometry: Geometry) -> dict[str, Tensor]:
+def _statistics(
+    q: Tensor, k: Tensor, geometry: Geometry, own: Mapping[str, MapStatistic]
+) -> dict[str, Tensor]:
     n, heads, t, d = q.shape
     q, k = q.float().reshape(n * heads, t, d), k.float().reshape(n * heads, t, d)
     logits = torch.bmm(q, k.transpose(1, 2))
@@ -126,7 +135,21 @@ def _statistics(q: Tensor, k: Tensor, geometry: Geometry) -> dict[str, Tensor]:
     if geometry.has_cls:
         result["cls_incoming"] = (weight[:, :, 0] / total).mean(-1)
         result["cls_to_patches"] = mass[:, 0] / total[:, 0]
-    return {key: value.view(n, heads) for key, value in result.items()}
+    result = {key: value.view(n, heads) for key, value in result.items()}
+    if own:
+        maps = (weight / total.unsqueeze(-1)).view(n, heads, t, t)
+        result |= {name: _checked(name, statistic(maps), n, result) for name, statistic in own.items()}
+    return result
+
+
+def _checked(name: str, value: Tensor, images: int, taken: Mapping[str, Tensor]) -> Tensor:
+    if name in taken:
+        raise ValueError(f"{name!r} is one of the usual statistics ({', '.join(taken)}); choose another name")
+    if value.ndim not in (1, 2) or len(value) != images:
+        raise ValueError(
+            f"statistic {name!r} gave shape {list(value.shape)}; expected [{images}] or [{images}, heads]"
+        )
+    return value
 
 
 def full_map(module: Any, x: Tensor, rope: Tensor | None = None) -> Tensor:

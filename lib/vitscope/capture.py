@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from tqdm import tqdm
 
 from vitscope import attention_maps
+from vitscope.attention_maps import MapStatistic
 from vitscope.backbones import Backbone
 from vitscope.data.images import Images
 from vitscope.errors import unknown
@@ -37,7 +38,8 @@ class Capture:
     """What one pass kept. First axes: S states (−1, 0, 1…L), N images; L blocks for attention.
 
     `cls` [S, N, D] holds NaN at state −1, where there is no CLS token yet; None for models without CLS.
-    `per_image` holds every scalar statistic [S, N] (NaN where it does not exist), `attention` [L, N, H].
+    `per_image` holds every scalar statistic [S, N] (NaN where it does not exist), `attention` [L, N, H]
+    (statistics of your own may be [L, N]).
     `tokens` [S, K, T, D] are the full tokens of the first K images, the row for CLS and registers NaN at −1.
     """
 
@@ -67,7 +69,8 @@ class Capture:
             rows += [(s, name, -1, *_summary(v)) for s, v in zip(self.states, values, strict=True)]
         for name, values in self.attention.items():
             for layer, by_image in enumerate(values, start=1):
-                rows += [(layer, name, h, *_summary(v)) for h, v in enumerate(by_image.T)]
+                heads = enumerate(by_image.T) if by_image.ndim == 2 else [(-1, by_image)]
+                rows += [(layer, name, h, *_summary(v)) for h, v in heads]
         return pd.DataFrame(rows, columns=["state", "statistic", "head", "mean", "std", "n"])
 
 
@@ -82,7 +85,7 @@ def capture(
     norm: str,
     reductions: Sequence[str] | Mapping[str, Reduction] = DEFAULT,
     keep_tokens: int = 0,
-    attention: bool = False,
+    attention: bool | Mapping[str, MapStatistic] = False,
     batch_size: int | str = "auto",
     progress: bool | None = None,
 ) -> Capture:
@@ -92,8 +95,9 @@ def capture(
     labels. `norm` is applied to every state before it is reduced: "none", "final" (the model's own last
     norm, so that the last state equals `forward_features`), or "layer" (LayerNorm without parameters).
     `reductions`: names of `reductions.REDUCTIONS`, or a mapping of your own. `keep_tokens`: full tokens of
-    that many first images. `attention`: also the statistics of `attention_maps.statistics`. `batch_size`
-    "auto" starts at 64 (CPU) or 256 (CUDA) and halves when memory runs out.
+    that many first images. `attention`: also the statistics of `attention_maps.statistics`; a mapping adds
+    statistics of your own, functions of a map [n, H, T, T] that give a value an image [n] or a head [n, H].
+    `batch_size` "auto" starts at 64 (CPU) or 256 (CUDA) and halves when memory runs out.
 
     Errors: `ValueError` for an unknown norm, reduction or shape; `UnknownAttention` with the class;
     `NonFiniteActivations` with the state.
@@ -101,7 +105,9 @@ def capture(
     if norm not in NORMS:
         raise unknown("norm", norm, NORMS)
     named = _named(reductions)
-    if attention:
+    # None: no attention at all; a mapping: the usual statistics and these
+    map_statistics = None if attention is False else {} if attention is True else dict(attention)
+    if map_statistics is not None:
         attention_maps.require_known(backbone.name, backbone.model.blocks)
     size = _FIRST_BATCH.get(backbone.device.type, 64) if batch_size == "auto" else int(batch_size)
     if size < 1:
@@ -111,7 +117,7 @@ def capture(
         raise ValueError(f"keep_tokens={keep_tokens}, but there are {len(source)} images")
     started, store, done = time.perf_counter(), _Store(len(source)), 0
     bar = tqdm(total=len(source), unit="img", disable=None if progress is None else not progress, leave=False)
-    with bar, _probe(backbone, norm, named, attention) as probe, torch.inference_mode():
+    with bar, _probe(backbone, norm, named, map_statistics) as probe, torch.inference_mode():
         while done < len(source):
             try:
                 kept = probe.run(source.batch(done, size), max(0, keep_tokens - done))
@@ -213,8 +219,14 @@ class _Store:
 class _Probe:
     """Hooks on one model and what they have collected of the current batch."""
 
-    def __init__(self, backbone: Backbone, norm: str, reductions: dict[str, Reduction]) -> None:
-        self.backbone, self.reductions = backbone, reductions
+    def __init__(
+        self,
+        backbone: Backbone,
+        norm: str,
+        reductions: dict[str, Reduction],
+        map_statistics: Mapping[str, MapStatistic],
+    ) -> None:
+        self.backbone, self.reductions, self.map_statistics = backbone, reductions, map_statistics
         self.norm = {"none": lambda x: x, "final": backbone.model.norm, "layer": _layer_norm}[norm]
         self.geometry = attention_maps.Geometry(
             backbone.grid, backbone.num_prefix_tokens, backbone.has_cls, backbone.device
@@ -261,7 +273,7 @@ class _Probe:
         self._reduce(output, prefix=self.backbone.num_prefix_tokens)
 
     def at_attention(self, q: Tensor, k: Tensor) -> None:
-        self.maps.append(attention_maps.statistics(q, k, self.geometry))
+        self.maps.append(attention_maps.statistics(q, k, self.geometry, self.map_statistics))
 
     def _reduce(self, x: Tensor, prefix: int) -> None:
         expected = self.backbone.num_patches
@@ -294,13 +306,13 @@ def _or_nan(row: dict[str, Tensor], name: str, rows: list[dict[str, Tensor]]) ->
 
 
 @contextmanager
-def _probe(backbone, norm, reductions, attention) -> Iterator[_Probe]:
+def _probe(backbone, norm, reductions, map_statistics) -> Iterator[_Probe]:
     model = backbone.model
     if any(module.training for module in model.modules()):
         raise ValueError(f"{backbone.name} is in training mode; call model.eval() first")
-    probe = _Probe(backbone, norm, reductions)
+    probe = _Probe(backbone, norm, reductions, map_statistics or {})
     with ExitStack() as stack:
-        for handle in _attach(probe, model, attention):
+        for handle in _attach(probe, model, map_statistics is not None):
             stack.callback(handle.remove)
         yield probe
 
