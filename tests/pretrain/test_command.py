@@ -1,6 +1,7 @@
 """`vitscope train`: from a name to a weight file and a card that agree with each other."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -83,10 +84,9 @@ def test_card_of_a_gpu_run_names_the_device(monkeypatch, tmp_path):
     model, architecture = tiny_zoo_model()
     command.write_weights(tmp_path / "toy.safetensors", model, architecture)
     (tmp_path / "train.jsonl").write_text("")
-    card = command.make_card(
-        "toy", tmp_path / "toy.safetensors", seed=0, seconds=1, device="cuda", folder=tmp_path
-    )
-    assert "--device cuda" in card["command"]
+    trainer = SimpleNamespace(seed=0, seconds=1, folder=tmp_path, compiled=True)
+    card = command.make_card("toy", tmp_path / "toy.safetensors", trainer, device="cuda")
+    assert card["command"].endswith("--compile --device cuda")
     assert card["device"].startswith("cuda")
 
 

@@ -21,6 +21,9 @@ def train(
     out: Annotated[Path, typer.Option(help="Where checkpoints, log and result go.")] = Path("runs/train"),
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; part of bit-equality.")] = None,
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="Faster kernels; needs a C++ compiler, not bit-equal.")
+    ] = False,
 ) -> None:
     """Train one model of the zoo; a second call continues where the last one stopped."""
     if name not in RECIPES:
@@ -30,7 +33,7 @@ def train(
     recipe = RECIPES[name]
     folder = out / f"{name}-seed{seed}"
     try:
-        trainer = Trainer(recipe, folder, seed=seed, device=device)
+        trainer = Trainer(recipe, folder, seed=seed, device=device, compiled=compiled)
         done = trainer.run(minutes=minutes)
     except TrainingError as error:
         typer.echo(f"training {name} stopped: {error}", err=True)
@@ -40,33 +43,34 @@ def train(
         return
     weights = folder / f"{name}.safetensors"
     write_weights(weights, trainer.model, recipe.architecture)
-    card = make_card(name, weights, seed=seed, seconds=trainer.seconds, device=device, folder=folder)
+    card = make_card(name, weights, trainer, device=device)
     (folder / f"{name}.json").write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
     typer.echo(json.dumps(card["accuracy"], indent=1))
     typer.echo(f"weights and card in {folder}")
 
 
-def make_card(name: str, weights: Path, *, seed: int, seconds: float, device: str, folder: Path) -> dict:
+def make_card(name: str, weights: Path, trainer: Trainer, *, device: str) -> dict:
     """The card of a finished model; accuracies are those of the fp16 file that is published."""
     model, _ = read_weights(weights)
     return {
         "name": name,
-        "command": f"vitscope train {name} --seed {seed} --threads {torch.get_num_threads()}"
+        "command": f"vitscope train {name} --seed {trainer.seed} --threads {torch.get_num_threads()}"
+        + (" --compile" if trainer.compiled else "")
         + ("" if device == "cpu" else f" --device {device}"),
-        "seed": seed,
+        "seed": trainer.seed,
         "recipe": RECIPES[name].describe(),
         "parameters": sum(p.numel() for p in model.parameters()),
         "data": {
             "emoji": embedded.digest(f"emoji/{RECIPES[name].style}.parquet"),
             "render": emoji.Recipe(background_part="train").describe(),
         },
-        "seconds": round(seconds),
+        "seconds": round(trainer.seconds),
         "device": device if device != "cpu" else f"cpu, {torch.get_num_threads()} thread(s)",
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "accuracy": {style: identity_accuracy(model, style=style) for style in emoji.STYLES},
         "curve": [
             {key: entry[key] for key in ("images", "loss", "train_top1")}
-            for entry in read_log(folder)
+            for entry in read_log(trainer.folder)
             if entry["step"] % 200 == 0 or entry["step"] == RECIPES[name].steps
         ],
         "sha256": embedded.sha256(weights),

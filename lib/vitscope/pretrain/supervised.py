@@ -20,6 +20,7 @@ from vitscope.pretrain.stream import IdentityStream
 from vitscope.pretrain.zoo import SupervisedRecipe, write_weights
 
 CHECKPOINT_EVERY = 60.0  # seconds
+_COMPILE = {"max_autotune": True, "max_autotune_gemm_backends": "CPP,TRITON,ATEN"}
 
 
 class TrainingError(RuntimeError):
@@ -32,10 +33,22 @@ def normalise(pictures: torch.Tensor) -> torch.Tensor:
 
 
 class Trainer:
-    """One run of a recipe in a folder: `checkpoint.pt`, `train.jsonl`, `snapshots/`."""
+    """One run of a recipe in a folder: `checkpoint.pt`, `train.jsonl`, `snapshots/`.
 
-    def __init__(self, recipe: SupervisedRecipe, folder: Path, *, seed: int, device: str = "cpu") -> None:
-        self.recipe, self.folder, self.seed = recipe, folder, seed
+    `compiled` lets torch.compile choose the kernels of the blocks by timing them: faster, the same arithmetic
+    up to rounding, but then bit-equality between two runs is not promised.
+    """
+
+    def __init__(
+        self,
+        recipe: SupervisedRecipe,
+        folder: Path,
+        *,
+        seed: int,
+        device: str = "cpu",
+        compiled: bool = False,
+    ) -> None:
+        self.recipe, self.folder, self.seed, self.compiled = recipe, folder, seed, compiled
         self.device = torch.device(device)
         self.stream = IdentityStream(style=recipe.style, seed=seed)
         if recipe.architecture.num_classes != self.stream.num_classes:
@@ -46,11 +59,13 @@ class Trainer:
         folder.mkdir(parents=True, exist_ok=True)
         torch.manual_seed(seed)
         self.model = recipe.architecture.build().to(self.device)
-        if self.device.type == "cpu":
-            # the bf16 backward of fused attention is four times slower than explicit attention on CPU
-            block: Any  # torch types every attribute of a module as Tensor | Module
-            for block in self.model.blocks:
+        block: Any  # torch types every attribute of a module as Tensor | Module
+        for block in self.model.blocks:
+            if self.device.type == "cpu":
+                # the bf16 backward of fused attention is four times slower than explicit attention on CPU
                 block.attn.fused_attn = False
+            if compiled:  # block by block: one graph serves all blocks of a model
+                block.compile(dynamic=False, options=_COMPILE)
         self.optimizers = _optimizers(self.model, recipe)
         self.base_rates = [group["lr"] for o in self.optimizers for group in o.param_groups]
         self.step, self.seconds = 0, 0.0
