@@ -7,14 +7,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers import noise, tiny
 from vitscope import reductions
-from vitscope.reductions import REDUCTIONS, Tokens
+from vitscope.capture import capture
+from vitscope.metrics.similarity import effective_rank, token_similarity
+from vitscope.reductions import DEFAULT, REDUCTIONS, Tokens, similarity_by_dataset
 
 
-def tokens(patches, cls=None, registers=None) -> Tokens:
+def tokens(patches, cls=None, registers=None, state=3) -> Tokens:
     n, _, d = patches.shape
     return Tokens(
-        cls=cls, registers=patches.new_zeros(n, 0, d) if registers is None else registers, patches=patches
+        state=state,
+        cls=cls,
+        registers=patches.new_zeros(n, 0, d) if registers is None else registers,
+        patches=patches,
     )
 
 
@@ -160,3 +166,82 @@ def test_images_do_not_touch_each_other(name):
         alone = REDUCTIONS[name](tokens(patches[i : i + 1], cls[i : i + 1]))
         for key, value in alone.items():
             torch.testing.assert_close(value[0], together[key][i], rtol=1e-5, atol=1e-6)
+
+
+# --- similarity centred by the mean of the dataset ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0, 30.0])
+@pytest.mark.parametrize("count", [2, 3, 16])
+def test_similarity_by_dataset_equals_the_double_loop(count, offset):
+    patches = normal(5, count, 8) + offset * normal(1, 1, 8, seed=1)
+    mean = patches.mean((0, 1))
+    found = similarity_by_dataset({3: mean})(tokens(patches))
+    assert list(found) == ["similarity_dataset"]
+    expected = torch.tensor(slow_similarity(patches.double() - mean.double(), False), dtype=torch.float64)
+    torch.testing.assert_close(found["similarity_dataset"].double(), expected, rtol=2e-5, atol=2e-5)
+
+
+def test_similarity_by_dataset_takes_the_mean_of_its_state():
+    patches = normal(2, 6, 4) + 3
+    means = {-1: torch.zeros(4), 0: torch.full((4,), 3.0)}
+    reduction = similarity_by_dataset(means)
+    raw = reductions.similarity(tokens(patches))["similarity"]
+    means.clear()  # the reduction keeps what it was given
+    at_minus_one, at_zero = (
+        reduction(tokens(patches, state=state))["similarity_dataset"] for state in (-1, 0)
+    )
+    torch.testing.assert_close(at_minus_one, raw)
+    torch.testing.assert_close(at_zero, reductions.similarity(tokens(patches - 3))["similarity"])
+
+
+def test_tokens_at_the_mean_of_the_dataset_have_no_direction():
+    patches = normal(1, 1, 32).expand(2, 49, 32).contiguous()
+    mean = patches.mean((0, 1))  # differs from the tokens by rounding
+    assert similarity_by_dataset({3: mean})(tokens(patches))["similarity_dataset"].abs().max() < 1e-6
+
+
+def test_a_mean_that_is_missing_or_of_another_width_is_named_by_its_state():
+    reduction = similarity_by_dataset({0: torch.zeros(4), -1: torch.zeros(4), 3: torch.zeros(1)})
+    with pytest.raises(ValueError, match=r"no mean token of state 7, only of \[-1, 0, 3\]; pass one for"):
+        reduction(tokens(normal(1, 3, 4), state=7))
+    with pytest.raises(ValueError, match=r"mean token of state 3 must be \[4\], got \[1\]"):
+        reduction(tokens(normal(1, 3, 4), state=3))
+    with pytest.raises(ValueError, match="at least 2"):
+        reduction(tokens(normal(2, 1, 4), state=0))
+
+
+# --- inside capture ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["supervised", "dinov2_registers", "siglip"])
+def test_capture_says_which_state_it_reduces(family):
+    backbone = tiny(family)
+
+    def state(tokens: Tokens) -> dict[str, torch.Tensor]:
+        return {"state": torch.full((len(tokens.patches),), float(tokens.state))}
+
+    found = capture(
+        backbone, noise(5, backbone.transform.height), norm="none", reductions={"s": state}, batch_size=2
+    )
+    assert found.per_image["state"].T.tolist() == [[-1.0, 0.0, 1.0, 2.0]] * 5
+
+
+@pytest.mark.parametrize("family", ["supervised", "dinov2_registers", "siglip"])
+def test_streaming_equals_the_metrics_on_kept_tokens(family):
+    backbone = tiny(family)
+    images = noise(5, backbone.transform.height)
+    first = capture(backbone, images, norm="none", reductions=("patch_mean",))
+    means = dict(zip(first.states, first.patch_mean.mean(1), strict=True))
+    chosen = {"dataset": similarity_by_dataset(means), "rank": reductions.effective_rank}
+    found = capture(backbone, images, norm="none", reductions=chosen, keep_tokens=5, batch_size=2)
+    patches = found.tokens[:, :, backbone.num_prefix_tokens :]
+    for row, state in enumerate(found.states):
+        centred = token_similarity(patches[row], centre=means[state])
+        torch.testing.assert_close(found.per_image["similarity_dataset"][row], centred, rtol=0, atol=5e-6)
+        assert torch.equal(found.per_image["effective_rank"][row], effective_rank(patches[row]))
+
+
+def test_effective_rank_is_there_by_name_and_not_by_default():
+    assert "effective_rank" in REDUCTIONS
+    assert "effective_rank" not in DEFAULT

@@ -21,9 +21,9 @@ from tqdm import tqdm
 from vitscope import attention_maps
 from vitscope.attention_maps import MapStatistic
 from vitscope.backbones import Backbone
-from vitscope.data.images import Images
 from vitscope.errors import unknown
 from vitscope.reductions import DEFAULT, REDUCTIONS, Reduction, Tokens
+from vitscope.source import Pictures, Source
 
 NORMS = ("none", "final", "layer")
 _FIRST_BATCH = {"cpu": 64, "cuda": 256}
@@ -80,7 +80,7 @@ def _summary(values: Tensor) -> tuple[float, float, int]:
 
 def capture(
     backbone: Backbone,
-    images: Images | Tensor | tuple[Tensor, np.ndarray],
+    images: Pictures,
     *,
     norm: str,
     reductions: Sequence[str] | Mapping[str, Reduction] = DEFAULT,
@@ -112,7 +112,7 @@ def capture(
     size = _FIRST_BATCH.get(backbone.device.type, 64) if batch_size == "auto" else int(batch_size)
     if size < 1:
         raise ValueError(f"batch_size must be 'auto' or at least 1, got {batch_size}")
-    source = _Source(images, backbone)
+    source = Source(images, backbone)
     if not 0 <= keep_tokens <= len(source):
         raise ValueError(f"keep_tokens={keep_tokens}, but there are {len(source)} images")
     started, store, done = time.perf_counter(), _Store(len(source)), 0
@@ -162,39 +162,6 @@ def _named(reductions: Sequence[str] | Mapping[str, Reduction]) -> dict[str, Red
 
 def _out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-
-
-class _Source:
-    """Transformed batches of an `Images` set or of a tensor."""
-
-    def __init__(self, images, backbone: Backbone) -> None:
-        self.backbone = backbone
-        tensor, labels = images if isinstance(images, tuple) else (images, None)
-        self.images = tensor
-        self.labels = images.labels if isinstance(images, Images) else labels
-        self.ids = images.ids if isinstance(images, Images) else None
-        t = backbone.transform
-        if isinstance(tensor, Tensor) and (
-            not tensor.is_floating_point() or tensor.shape[1:] != (3, t.height, t.width)
-        ):
-            raise ValueError(
-                f"expected transformed pictures float [N, 3, {t.height}, {t.width}] for {backbone.name}, "
-                f"got {tensor.dtype} {list(tensor.shape)}; use backbone.transform first"
-            )
-        if labels is not None and len(labels) != len(tensor):
-            raise ValueError(f"{len(labels)} labels for {len(tensor)} pictures")
-        if not len(tensor):
-            raise ValueError("there are no pictures to capture")
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def batch(self, start: int, size: int) -> Tensor:
-        if isinstance(self.images, Images):
-            batch = self.backbone.transform(self.images.pixels(slice(start, start + size)))
-        else:
-            batch = self.images[start : start + size]
-        return batch.to(self.backbone.device, next(self.backbone.model.parameters()).dtype)
 
 
 class _Store:
@@ -284,7 +251,12 @@ class _Probe:
             )
         x = self.norm(x)
         first = int(self.backbone.has_cls) if prefix else 0
-        tokens = Tokens(cls=x[:, 0] if first else None, registers=x[:, first:prefix], patches=x[:, prefix:])
+        tokens = Tokens(
+            state=self.backbone.states[len(self.rows)],
+            cls=x[:, 0] if first else None,
+            registers=x[:, first:prefix],
+            patches=x[:, prefix:],
+        )
         row: dict[str, Tensor] = {}
         for reduction in self.reductions.values():
             row.update(reduction(tokens))

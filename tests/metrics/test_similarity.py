@@ -4,14 +4,20 @@ import numpy as np
 import pytest
 import torch
 
-from vitscope.metrics.similarity import cls_patch_cosine, similarity_floor, token_similarity
+from vitscope.metrics.similarity import (
+    cls_patch_cosine,
+    effective_rank,
+    similarity_floor,
+    token_similarity,
+)
 
 
-def slow_similarity(tokens, centred):
+def slow_similarity(tokens, centred, centre=None):
     """The definition, pair by pair, in float64."""
     results = []
     for image in tokens.double().numpy():
         x = image - image.mean(0) if centred else image
+        x = x if centre is None else x - centre.double().numpy()
         cosines = [
             float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
             for i, a in enumerate(x)
@@ -35,6 +41,47 @@ def test_equals_the_definition(centred, common):
     torch.testing.assert_close(
         token_similarity(tokens, centred).double(), slow_similarity(tokens, centred), atol=2e-6, rtol=0
     )
+
+
+@pytest.mark.parametrize("common", [0.0, 3.0, 100.0])
+def test_a_given_centre_is_subtracted_from_every_image(common):
+    tokens = tokens_like_a_state(common=common)
+    centre = tokens.mean((0, 1))
+    found = token_similarity(tokens, centre=centre)
+    torch.testing.assert_close(found.double(), slow_similarity(tokens, False, centre), atol=5e-6, rtol=0)
+    # the same images before another background are as alike as they were
+    torch.testing.assert_close(token_similarity(tokens - centre), found, atol=0, rtol=0)
+    half = tokens.to(torch.bfloat16)
+    expected = slow_similarity(half, False, centre)
+    torch.testing.assert_close(token_similarity(half, centre=centre).double(), expected, atol=5e-6, rtol=0)
+
+
+def test_what_sets_an_image_apart_stays_only_with_the_mean_of_the_dataset():
+    """Tokens = background + image + small noise: centred by dataset they agree, by image they do not."""
+    generator = torch.Generator().manual_seed(4)
+    background, noise = (
+        50 * torch.randn(64, generator=generator),
+        torch.randn(40, 16, 64, generator=generator),
+    )
+    tokens = background + 10 * torch.randn(40, 1, 64, generator=generator) + 0.1 * noise
+    by_dataset = token_similarity(tokens, centre=tokens.mean((0, 1)))
+    assert by_dataset.min() > 0.99
+    assert token_similarity(tokens, centred=True).abs().max() < 0.1
+    # one image is its own dataset
+    one = token_similarity(tokens[:1], centre=tokens[0].mean(0))
+    torch.testing.assert_close(one, token_similarity(tokens[:1], centred=True), atol=2e-5, rtol=0)
+
+
+def test_tokens_at_the_centre_have_no_direction():
+    tokens = 7.3 * torch.randn(1, 1, 32, generator=torch.Generator().manual_seed(5)).expand(2, 9, 32)
+    assert token_similarity(tokens, centre=tokens[0, 0] * (1 + 1e-7)).tolist() == [0.0, 0.0]
+
+
+def test_one_centre_at_a_time_and_of_the_right_width():
+    with pytest.raises(ValueError, match="choose one of the two"):
+        token_similarity(torch.ones(2, 4, 3), True, centre=torch.ones(3))
+    with pytest.raises(TypeError):  # the axis names, checked in tests
+        token_similarity(torch.ones(2, 4, 3), centre=torch.ones(1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -126,3 +173,88 @@ def test_cls_patch_cosine_needs_a_patch_and_matching_axes():
         cls_patch_cosine(torch.ones(2, 4), torch.ones(2, 0, 4))
     with pytest.raises(TypeError):  # the axis names, checked in tests
         cls_patch_cosine(torch.ones(3, 4), torch.ones(2, 5, 4))
+
+
+# --- effective rank ---------------------------------------------------------------------------------------
+
+
+def slow_rank(tokens, centred):
+    """exp of the entropy of the singular values, one image after the other, in float64."""
+    results = []
+    for image in tokens.double().numpy():
+        sigma = np.linalg.svd(image - image.mean(0) if centred else image, compute_uv=False)
+        shares = [s / sigma.sum() for s in sigma if s > 1e-12 * sigma.max()]
+        results.append(math.exp(-sum(p * math.log(p) for p in shares)))
+    return torch.tensor(results, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize("patches", [5, 16, 49])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_rank_equals_the_entropy_of_singular_values(dtype, patches, centred):
+    tokens = tokens_like_a_state(patches=patches).to(dtype)
+    found = effective_rank(tokens, centred)
+    assert found.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    torch.testing.assert_close(found.double(), slow_rank(tokens, centred), rtol=1e-6, atol=0)
+    most = min(patches - centred, 16)
+    assert (found <= most + 1e-4).all()
+    assert (found >= 1).all()
+
+
+def test_rank_takes_singular_values_and_not_their_squares():
+    tokens = torch.tensor([[[3.0, 0.0, 0.0], [0.0, 1.0, 0.0]]])
+    by_value = math.exp(-(0.75 * math.log(0.75) + 0.25 * math.log(0.25)))
+    by_square = math.exp(-(0.9 * math.log(0.9) + 0.1 * math.log(0.1)))
+    assert effective_rank(tokens, centred=False).item() == pytest.approx(by_value, abs=1e-6)
+    assert by_value - by_square > 0.3
+
+
+@pytest.mark.parametrize("rank", [1, 2, 5, 12])
+@pytest.mark.parametrize("common", [0.0, 1e3])
+def test_planted_rank_is_found_beside_a_large_common_component(rank, common):
+    """Tokens ± along `rank` orthogonal axes of one length; float32 rounding of the rest is no direction."""
+    axes = torch.linalg.qr(torch.randn(64, 64, generator=torch.Generator().manual_seed(6))).Q[:rank]
+    tokens = torch.cat([axes, -axes])[None] + common / 8
+    assert effective_rank(tokens, centred=True).item() == pytest.approx(rank, rel=1e-3)
+
+
+def test_the_most_is_one_direction_less_than_patches():
+    assert effective_rank(torch.eye(9)[None]).item() == pytest.approx(8)
+    wide = torch.randn(1, 500, 4, generator=torch.Generator().manual_seed(7))
+    assert 3.9 < effective_rank(wide).item() <= 4 + 1e-5
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 37.3, 1e4])
+def test_equal_tokens_have_rank_zero_when_centred_and_one_when_not(size):
+    token = size * torch.randn(1, 1, 96, generator=torch.Generator().manual_seed(0))
+    equal = token.expand(2, 49, 96)
+    jitter = equal * (1 + 1e-7 * torch.randn(2, 49, 96, generator=torch.Generator().manual_seed(1)))
+    for tokens in (equal, jitter):
+        assert effective_rank(tokens).tolist() == [0.0, 0.0]
+        torch.testing.assert_close(effective_rank(tokens, centred=False), torch.ones(2), atol=1e-4, rtol=0)
+    assert effective_rank(torch.zeros(2, 4, 3), centred=False).tolist() == [0.0, 0.0]
+    assert effective_rank(token).item() == 0.0  # one patch, centred
+
+
+def test_rank_ignores_scale_rotation_order_and_shift():
+    tokens = tokens_like_a_state()
+    rotation = torch.linalg.qr(torch.randn(16, 16, generator=torch.Generator().manual_seed(2))).Q
+    order = torch.randperm(9, generator=torch.Generator().manual_seed(3))
+    moved = 100 * (tokens @ rotation)[:, order] + 5
+    torch.testing.assert_close(effective_rank(moved), effective_rank(tokens), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("centred", [False, True])
+def test_rank_is_nan_for_an_image_that_is_not_finite_and_only_for_it(bad, centred):
+    tokens = tokens_like_a_state()
+    healthy = effective_rank(tokens, centred)
+    tokens[1, 3, 2] = bad
+    found = effective_rank(tokens, centred)
+    assert found.isnan().tolist() == [False, True, False, False, False]
+    torch.testing.assert_close(found[2:], healthy[2:])
+
+
+def test_rank_needs_a_patch():
+    with pytest.raises(ValueError, match=r"P >= 1 patches, got \(3, 0, 8\)"):
+        effective_rank(torch.ones(3, 0, 8))
