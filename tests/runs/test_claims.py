@@ -1,0 +1,289 @@
+"""The ledger: its schema, what it refuses, and that the shipped one is whole."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+import yaml
+
+from vitscope.errors import UnknownName
+from vitscope.pretrain.zoo import RECIPES
+from vitscope.runs import claims
+from vitscope.runs.claims import ClaimError
+from vitscope.runs.layout import Project
+from vitscope.runs.record import NAME_PATTERN, Record
+from vitscope.runs.schema import SCHEMAS, SUPERVISED_SIZES
+
+LEDGER = claims.load()
+WRITTEN = [f"A{n}" for n in range(1, 15)]
+COMING = {"02_information_scrambling"}  # chapters that claims already name; take out what has its notebook
+
+# What the chapters report, per model and over models.
+PER_MODEL = {
+    "01_phase_curves": (
+        "cliff after_pe plateau_length patch_minus_cls patch_late_fall cls_fall accuracy best_probe"
+    ),
+    "02_information_scrambling": (
+        "onset isi_last isi_upper isi_band_low isi_band_high isi_half useful_depth unused_depth nc1_last "
+        "nc2_last cls_centrality task_accuracy"
+    ),
+}
+OVER_MODELS = {
+    "01_phase_curves": "three_phases three_phases_probe",
+    "02_information_scrambling": "isi_attention_pattern centrality_accuracy",
+}
+
+GOOD = {
+    "format": 1,
+    "claims": [
+        {
+            "id": "B3",
+            "paper": "B",
+            "statement": "Fusion wins.",
+            "published": {"text": "91.4", "unit": "%", "value": 91.4},
+            "grade": "BRIEF",
+            "conditions": "16 sets",
+            "section": "04_vfusion#result",
+            "note": "Other sets.",
+            "settings": {
+                name: {
+                    "models": {"S": model},
+                    "notebook": "04_vfusion",
+                    "profile": profile,
+                    "clauses": [{"says": "it wins", "value": "gain.{S}", "rule": {"sign": "positive"}}],
+                }
+                for name, model, profile in (("twin", "twin_s", "course"), ("paper", "vit_s", "paper"))
+            },
+        }
+    ],
+}
+
+
+def write(folder: Path, content: object) -> Path:
+    path = folder / "claims.yml"
+    path.write_text(content if isinstance(content, str) else yaml.safe_dump(content), encoding="utf-8")
+    return path
+
+
+def with_clause(**changes: object) -> dict:
+    content = copy.deepcopy(GOOD)
+    content["claims"][0]["settings"]["twin"]["clauses"][0].update(changes)
+    return content
+
+
+def settings():
+    return [(claim, name, s) for claim in LEDGER.claims for name, s in claim.settings.items()]
+
+
+# --- the shipped ledger ----------------------------------------------------------------------------------
+
+
+def test_every_claim_of_paper_a_is_there_once_in_order():
+    assert [claim.id for claim in LEDGER.claims if claim.paper == "A"] == WRITTEN
+
+
+def test_settings_name_models_that_exist():
+    for claim, name, setting in settings():
+        roles = {"S", "B", "L", "D12", "D24"} if name == "twin" else {"S", "B", "L"}
+        assert set(setting.models) == roles, claim.id
+        if name == "twin":
+            assert set(setting.models.values()) <= set(RECIPES)
+            assert setting.profile == "course"
+        else:
+            assert list(setting.models.values()) == SUPERVISED_SIZES
+            assert setting.profile == "paper"
+
+
+def test_every_key_is_well_formed_and_one_that_its_chapter_reports():
+    for claim, _, setting in settings():
+        known = set(OVER_MODELS[setting.notebook].split())
+        for measure in PER_MODEL[setting.notebook].split():
+            known |= {f"{measure}.{model}" for model in setting.models.values()}
+        for clause in setting.clauses:
+            for key in clause.keys:
+                assert re.match(NAME_PATTERN, setting.fill(key)), (claim.id, key)
+                assert setting.fill(key) in known, (claim.id, key)
+
+
+def test_paper_clauses_are_the_twin_clauses_without_the_depth_series():
+    for claim in LEDGER.claims:
+        twin, paper = claim.settings["twin"], claim.settings["paper"]
+        depth_free = [c for c in twin.clauses if not any("{D" in key for key in c.keys)]
+        assert paper.clauses == depth_free, claim.id
+        assert paper.notebook == twin.notebook
+
+
+def test_pages_and_anchors_that_claims_point_to_exist():
+    notebooks = Project.find(Path(__file__).parent).root / "notebooks"
+    for claim in LEDGER.claims:
+        page, _, anchor = claim.section.partition("#")
+        assert {page} == {s.notebook for s in claim.settings.values()}, claim.id
+        if page in COMING and page not in SCHEMAS:
+            continue
+        assert page in SCHEMAS, claim.id
+        cells = nbformat.read(notebooks / f"{page}.ipynb", as_version=4).cells
+        text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+        headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+        anchors = {re.sub(r"[^a-z0-9 -]", "", h.lower()).strip().replace(" ", "-") for h in headings}
+        assert not anchor or anchor in anchors, (claim.id, sorted(anchors))
+
+
+def test_published_numbers_agree_with_their_text():
+    for claim in LEDGER.claims:
+        value = claim.published.value
+        for number in [] if value is None else value if isinstance(value, list) else [value]:
+            shown = re.findall(r"[−-]?\d+(?:\.\d+)?", claim.published.text)
+            assert float(number) in [float(s.replace("−", "-")) for s in shown], claim.id
+
+
+def test_published_records_carry_the_names_of_what_they_are():
+    folder = claims._root() / "records"
+    names = {"course": "twin", "paper": "paper"}
+    for path in folder.glob("*.json"):
+        record = Record.model_validate_json(path.read_text(encoding="utf-8"))
+        seed = record.parameters["seed"]
+        assert path.stem == f"{record.notebook}-{names[record.profile]}-seed{seed}"
+    assert len(claims.published_records()) == len(list(folder.glob("*.json")))
+
+
+# --- what a ledger may not be ----------------------------------------------------------------------------
+
+
+def test_a_good_ledger_loads(tmp_path):
+    ledger = claims.load(write(tmp_path, GOOD))
+    clause = ledger.claim("B3").settings["twin"].clauses[0]
+    assert ledger.claim("B3").settings["twin"].fill(clause.keys[0]) == "gain.twin_s"
+    with pytest.raises(UnknownName, match=r"Unknown claim 'B33'\. Did you mean 'B3'"):
+        ledger.claim("B33")
+
+
+@pytest.mark.parametrize(
+    ("rule", "target"),
+    [
+        ({"range": [None, 2]}, (float("-inf"), 2)),
+        ({"range": [0, None]}, (0, float("inf"))),
+        ({"near": {"value": 10, "within": 3}}, (7, 13)),
+        ({"ratio": {"of": 0.022, "within": 2}}, (0.011, 0.044)),
+        ({"ratio": {"of": -4, "within": 2}}, (-8, -2)),
+    ],
+)
+def test_targets(tmp_path, rule, target):
+    ledger = claims.load(write(tmp_path, with_clause(rule=rule)))
+    assert ledger.claims[0].settings["twin"].clauses[0].rule.target == target
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rule": {"sgn": "positive"}}, "unknown rule; expected exactly one of sign, range"),
+        ({"rule": {"sign": "positive", "near": {"value": 1, "within": 1}}}, "expected exactly one of"),
+        ({"rule": {"sign": "up"}}, "'positive' or 'negative'"),
+        ({"rule": {"range": [None, None]}}, "with null for at most one of them"),
+        ({"rule": {"range": [2, 1]}}, r"range \[2(.0)?, 1(.0)?\]: expected \[low, high\]"),
+        ({"rule": {"range": [1]}}, "at least 2 items"),
+        ({"rule": {"near": {"value": 10}}}, "near.within: Field required"),
+        ({"rule": {"near": {"value": "10", "within": 1}}}, "valid number"),
+        ({"rule": {"ratio": {"of": 0, "within": 2}}}, "a ratio of 0 says nothing"),
+        ({"rule": {"ratio": {"of": 1, "within": 1}}}, "greater than 1"),
+        ({"rule": {"all": False}}, "Input should be True"),
+        ({"rule": {"order": ["a", "b"]}}, "`order` names its keys itself"),
+        ({"value": None}, "every other rule needs a `value`"),
+        ({"rule": {"all": True}, "value": {"left": "a", "minus": "b"}}, "`all` needs one count"),
+        ({"value": "gain.{L}"}, "Unknown role in key 'gain.{L}': 'L'. Available: S"),
+        ({"value": "Gain.{S}"}, "key 'Gain.{S}': expected lower-case letters"),
+        ({"value": {"left": "a", "minis": "b"}}, "minis: Extra inputs"),
+        ({"weight": 2}, "weight: Extra inputs"),
+        ({"absent": "holds"}, "'undecided' or 'fails'"),
+    ],
+)
+def test_clauses_that_are_refused(tmp_path, changes, said):
+    with pytest.raises(ClaimError, match=said) as error:
+        claims.load(write(tmp_path, with_clause(**changes)))
+    assert "claim B3.settings.twin" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"id": "B03"}, "claim B03.id: String should match"),
+        ({"paper": "A"}, "claim B3 cannot belong to paper A"),
+        ({"grade": "Q"}, "claim B3.grade"),
+        ({"status": "reproduced"}, "claim B3.status: Extra inputs"),
+        ({"section": "04 vfusion"}, "claim B3.section"),
+        ({"settings": {"twin": GOOD["claims"][0]["settings"]["twin"]}}, "at least 2 items"),
+    ],
+)
+def test_claims_that_are_refused(tmp_path, changes, said):
+    content = copy.deepcopy(GOOD)
+    content["claims"][0].update(changes)
+    with pytest.raises(ClaimError, match=said):
+        claims.load(write(tmp_path, content))
+
+
+def test_a_smoke_run_cannot_be_a_setting(tmp_path):
+    content = copy.deepcopy(GOOD)
+    content["claims"][0]["settings"]["twin"]["profile"] = "smoke"
+    with pytest.raises(ClaimError, match=r"twin\.profile: Input should be 'course', 'colab' or 'paper'"):
+        claims.load(write(tmp_path, content))
+
+
+def test_ids_are_unique_and_the_format_is_known(tmp_path):
+    content = {"format": 1, "claims": GOOD["claims"] * 2}
+    with pytest.raises(ClaimError, match="B3: each id may stand once"):
+        claims.load(write(tmp_path, content))
+    with pytest.raises(ClaimError, match="format: Input should be 1"):
+        claims.load(write(tmp_path, {**GOOD, "format": 2}))
+
+
+@pytest.mark.parametrize("content", ["", "- a\n", "claims: [\n", "format: 1\nclaims: [3]\n"])
+def test_files_that_are_no_ledger(tmp_path, content):
+    with pytest.raises(ClaimError, match=r"claims\.yml"):
+        claims.load(write(tmp_path, content))
+
+
+def test_a_key_written_twice_is_an_error_and_not_the_last_one(tmp_path):
+    text = "format: 1\nclaims: []\n"
+    assert claims.load(write(tmp_path, text)).claims == []
+    with pytest.raises(ClaimError, match=r"(?s)'claims' is written twice.*line 1"):
+        claims.load(write(tmp_path, text + "claims: []\n"))
+
+
+def test_a_missing_ledger_is_named(tmp_path):
+    with pytest.raises(ClaimError, match=r"no ledger at .*none\.yml"):
+        claims.load(tmp_path / "none.yml")
+
+
+# --- records ---------------------------------------------------------------------------------------------
+
+
+def test_records_are_read_from_a_folder_of_copies_and_from_runs(tmp_path):
+    record = Record(notebook="04_vfusion", profile="course", parameters={"seed": 0})
+    (tmp_path / "run").mkdir()
+    record.save(tmp_path / "run")
+    (tmp_path / "copy.json").write_text(record.model_dump_json(), encoding="utf-8")
+    assert claims.read_records(tmp_path) == [record, record]
+
+
+def test_folders_without_records_and_files_that_are_none(tmp_path):
+    with pytest.raises(ClaimError, match=r"no record in .*expected files like"):
+        claims.read_records(tmp_path / "nowhere")
+    (tmp_path / "x.json").write_text('{"notebook": "04_vfusion"}', encoding="utf-8")
+    with pytest.raises(ClaimError, match=r"x\.json is no record: profile: Field required"):
+        claims.read_records(tmp_path)
+
+
+def test_ledger_and_records_are_found_in_an_installed_wheel(tmp_path, monkeypatch):
+    from vitscope.data import embedded
+
+    write(tmp_path, GOOD)
+    monkeypatch.setattr(embedded, "root", lambda: tmp_path)
+    assert [claim.id for claim in claims.load().claims] == ["B3"]
+    assert claims.published_records() == []
+    (tmp_path / "records").mkdir()
+    record = Record(notebook="04_vfusion", profile="course", parameters={"seed": 0})
+    (tmp_path / "records" / "04_vfusion-twin-seed0.json").write_text(record.model_dump_json())
+    assert claims.published_records() == [record]
