@@ -6,13 +6,17 @@ import os
 import subprocess
 import sys
 
+import numpy as np
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
 from vitscope import cli, doctor
-from vitscope.runs import runner
+from vitscope.runs import cards, runner
 from vitscope.runs.book import Built, Chapter
+from vitscope.runs.hashing import sha256_text
 from vitscope.runs.parameters import ParameterError
+from vitscope.runs.record import Record, Shown
 
 
 def invoke(*arguments: str):
@@ -21,7 +25,7 @@ def invoke(*arguments: str):
 
 def test_help_names_every_command():
     output = invoke("--help").output
-    for command in ("run", "build", "list", "doctor", "train", "data"):
+    for command in ("run", "build", "advise", "list", "doctor", "train", "data"):
         assert command in output
 
 
@@ -107,6 +111,85 @@ def test_doctor_compares_with_the_lock_file(monkeypatch):
     check = doctor.packages()
     assert check.state == "note"
     assert "differ from the lock file" in check.detail
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    """A finished run of `twin_s` whose probes rest to state 5, climb to 9 and stay there."""
+    accuracy = np.array([20, 20.3, 20.1, 20.2, 20.0, 20.1, 30, 42, 52, 60, 60.2, 60.3, 60.1])
+    numbers = {"backbone": "twin_s", "state": range(13)}
+    probes = pd.DataFrame({**numbers, "token": "mean patch token", "accuracy": accuracy})
+    probes = probes.assign(low=accuracy - 1, high=accuracy + 1)
+    costs = pd.DataFrame({**numbers, "gflops": 0.1, "gflops_total": np.arange(1, 14) / 10, "share": 1 / 13})
+    (tmp_path / "tables").mkdir()
+    tables = []
+    for name, table in (("probes_by_state", probes), ("cost", costs)):
+        text = cards.csv(table)
+        (tmp_path / "tables" / f"{name}.csv").write_text(text, encoding="utf-8")
+        tables.append(Shown(name=name, text="t", rows=13, csv_sha256=sha256_text(text)))
+    record = Record(
+        complete=True, notebook="02_information_scrambling", profile="course", key="k1", parameters={},
+        tables=tables,
+    )  # fmt: skip
+    record.save(tmp_path)
+    return tmp_path
+
+
+def test_advise_prints_the_advice_and_its_evidence(run_folder):
+    result = invoke("advise", str(run_folder))
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert lines[0] == "02_information_scrambling · course · k1 · probes of the mean patch token"
+    assert lines[2].startswith("twin_s: Stop after block 9 of 12: a linear probe reads 60.0 % [59.0 to 61.0]")
+    assert "saves 23 %" in lines[2]
+    assert "Fine-tune blocks 6 to 9" in lines[2]
+    assert lines[3].split() == (
+        ["state", "accuracy", "low", "high", "behind", "beaten", "per_block", "per_gflop", "share"]
+    )
+    assert lines[4].split() == ["0", "20.0", "19.0", "21.0", "40.3", "yes", "0.077"]
+    assert lines[10].split() == ["6", "30.0", "29.0", "31.0", "30.3", "yes", "9.9", "99.0", "0.077"]
+    assert len(lines) == 4 + 13
+    exact = invoke("advise", str(run_folder), "--points", "0")
+    assert "twin_s: Stop after block 11 of 12" in exact.output
+
+
+def test_advise_measures_milliseconds_when_asked(run_folder, monkeypatch):
+    from vitscope import cost
+
+    total = 0.25 * np.arange(1, 14)
+    measured = pd.DataFrame({"state": range(13), "milliseconds": 0.25, "milliseconds_total": total})
+    asked = []
+    monkeypatch.setattr(cost, "layer_milliseconds", lambda backbone: asked.append(backbone) or measured)
+    lines = invoke("advise", str(run_folder), "--time", "--backbone", "twin_s").output.splitlines()
+    assert lines[3] == "Measured: 2.50 of 3.25 ms per picture up to state 9."
+    assert lines[4].split()[-2:] == ["milliseconds", "milliseconds_total"]
+    assert lines[6].split()[-2:] == ["0.25", "0.5"]
+    assert [(b.name, b.source["kind"]) for b in asked] == [("twin_s", "random")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--token", "cls"], 2, "Unknown token of twin_s 'CLS token'. Available: mean patch token."),
+        (["--token", "cl"], 2, "Unknown token 'cl'. Did you mean 'cls'"),
+        (["--backbone", "twin_z"], 2, "Did you mean 'twin_s'"),
+        (["--points", "-1"], 2, "--points"),
+    ],
+)
+def test_advise_says_what_it_cannot_do(run_folder, arguments, code, said):
+    result = invoke("advise", str(run_folder), *arguments)
+    assert result.exit_code == code
+    assert said in result.output
+    assert "Traceback" not in result.output
+
+
+def test_advise_refuses_a_table_that_was_changed(run_folder):
+    path = run_folder / "tables" / "cost.csv"
+    path.write_text(path.read_text().replace("0.1", "0.2"))
+    result = invoke("advise", str(run_folder))
+    assert result.exit_code == 1
+    assert "was changed after the run" in result.output
+    assert invoke("advise", "02_no_such_chapter").exit_code == 2
 
 
 def test_data_commands():

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -31,6 +32,10 @@ data_app = typer.Typer(
 app.add_typer(data_app, name="data")
 
 Profile = Annotated[str, typer.Option("--profile", help="smoke, course, colab or paper.")]
+DIGITS = {
+    **dict.fromkeys(("accuracy", "low", "high", "behind", "per_block", "per_gflop"), 1),
+    **dict.fromkeys(("share", "milliseconds", "milliseconds_total"), 3),
+}
 Force = Annotated[
     bool, typer.Option("--force", help="Run again even where a result of the same inputs is there.")
 ]
@@ -101,6 +106,94 @@ def build(
     print_table(("chapter", "seconds", ""), rows)
     state = "unchanged, checked" if built.unchanged else "built"
     typer.echo(f"{state} in {built.seconds:.0f} s: {relative(built.html / 'index.html')}")
+
+
+@app.command()
+def claims(
+    claim: Annotated[str | None, typer.Argument(metavar="[ID]", help="One claim in full, as A2.")] = None,
+    paper: Annotated[str | None, typer.Option(help="A, B or C.")] = None,
+    verdict: Annotated[str | None, typer.Option(help="reproduced, partly, contradicted, …")] = None,
+    setting: Annotated[str | None, typer.Option(help="twin or paper.")] = None,
+    records: Annotated[Path | None, typer.Option(help="Judge the records in this folder instead.")] = None,
+) -> None:
+    """What the papers claim, and what the records say about it; ours is the mean over seeds and its range."""
+    with plain_errors():
+        from vitscope.errors import unknown
+        from vitscope.runs import claims as ledgers
+        from vitscope.runs import verdicts as judge
+
+        ledger = ledgers.load()
+        allowed = {"paper": judge.PAPERS, "verdict": judge.DECISIONS, "setting": judge.SETTINGS}
+        for name, value in (("paper", paper), ("verdict", verdict), ("setting", setting)):
+            if value not in (None, *allowed[name]):
+                raise unknown(name, value, allowed[name])
+        chosen = ledger.claim(claim) if claim else None
+        found = judge.verdicts(
+            ledger, ledgers.read_records(records) if records else ledgers.published_records()
+        )
+    found = [
+        v
+        for v in found
+        if claim in (None, v.id) and verdict in (None, v.verdict) and setting in (None, v.setting)
+        if paper in (None, ledger.claim(v.id).paper)
+    ]
+    if chosen:
+        typer.echo(judge.in_full(chosen, found))
+        return
+    table = judge.table(ledger, found).drop(columns="seeds")
+    table["statement"] = [shorten(text, 56, placeholder=" …") for text in table["statement"]]
+    print_table(list(table.columns), table.itertuples(index=False))
+    counts = [f"{n} {name}" for name, n in table["verdict"].value_counts(sort=False).items()]
+    typer.echo(", ".join(counts) or "no claim like this")
+
+
+@app.command()
+def advise(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="RUN", help="Folder of a finished run, or a chapter: its latest course run."),
+    ],
+    backbone: Annotated[str | None, typer.Option(help="One backbone of the run; all, if left out.")] = None,
+    token: Annotated[str, typer.Option(help="What the probes read: cls or patch_mean.")] = "patch_mean",
+    points: Annotated[
+        float, typer.Option(min=0, help="Percentage points of accuracy that may be given up.")
+    ] = 0.5,
+    measure: Annotated[bool, typer.Option("--time", help="Also measure milliseconds per picture.")] = False,
+) -> None:
+    """Where to stop a backbone and what to fine-tune, read from the probes and costs of a finished run."""
+    with plain_errors():
+        from vitscope import advice
+        from vitscope.errors import unknown
+        from vitscope.layerwise import KINDS
+
+        if token not in KINDS:
+            raise unknown("token", token, KINDS)
+        record, tables = advice.read_run(advice.find_run(source))
+        found = advice.advise_backbones(tables, token=KINDS[token], backbone=backbone, points=points)
+        times = {name: milliseconds(name, one.depth) for name, one in found.items()} if measure else {}
+    typer.echo(f"{record.notebook} · {record.profile} · {record.run_id} · probes of the {KINDS[token]}")
+    if record.profile == "smoke":
+        typer.echo("smoke run: the numbers only show that everything works")
+    for name, one in found.items():
+        typer.echo(f"\n{name}: {one.text}")
+        shown = one.evidence.assign(beaten=one.evidence["beaten"].map({True: "yes", False: "no"}))
+        if name in times:
+            spent = times[name].set_index("state")["milliseconds_total"]
+            there, whole = spent[one.truncate], spent.iloc[-1]
+            typer.echo(f"Measured: {there:.2f} of {whole:.2f} ms per picture up to state {one.truncate}.")
+            shown = shown.merge(times[name], on="state")
+        cells = shown.round(DIGITS).astype(object).where(shown.notna(), "")
+        print_table(list(cells.columns), cells.itertuples(index=False))
+
+
+def milliseconds(name: str, depth: int) -> Any:
+    """Milliseconds per picture of each state, measured here; weights do not matter, so random ones do."""
+    from vitscope import advice, backbones, cost
+
+    backbone = backbones.load(name, weights="random")
+    if backbone.depth != depth:
+        raise advice.RunRefused(f"{name} has {backbone.depth} blocks here, but {depth} in the run")
+    return cost.layer_milliseconds(backbone)
 
 
 @app.command("list")

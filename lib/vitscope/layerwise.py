@@ -9,13 +9,21 @@ import numpy as np
 import pandas as pd
 import torch
 
+from vitscope.attention_maps import MapStatistic
 from vitscope.backbones import Backbone
 from vitscope.capture import Capture, capture
+from vitscope.conditions import Condition
 from vitscope.data.images import Images
 from vitscope.intervals import bootstrap_mean
 from vitscope.probes import ProbeSet, fit_probes
+from vitscope.reductions import DEFAULT, REDUCTIONS, similarity_by_dataset
 
 KINDS = {"cls": "CLS token", "patch_mean": "mean patch token"}
+SIMILARITIES = {
+    "similarity": "raw",
+    "similarity_centred": "centred",
+    "similarity_dataset": "centred by dataset",
+}
 
 
 @dataclass(frozen=True)
@@ -34,31 +42,64 @@ class LayerProbes:
 
 
 def capture_all(
-    backbones: Iterable[Backbone], sets: Mapping[str, Images], *, norm: str, batch_size: int | str = "auto"
+    backbones: Iterable[Backbone],
+    train: Images,
+    test: Images,
+    *,
+    norm: str,
+    attention: bool | Mapping[str, MapStatistic] = False,
+    batch_size: int | str = "auto",
 ) -> dict[str, dict[str, Capture]]:
-    """Capture each set with each backbone: name of backbone -> name of set -> `Capture`."""
-    return {
-        b.name: {key: capture(b, images, norm=norm, batch_size=batch_size) for key, images in sets.items()}
-        for b in backbones
-    }
+    """Capture both parts with each backbone: name of backbone -> "train" | "test" -> `Capture`.
 
-
-def similarity_table(captures: Mapping[str, Capture], clusters: np.ndarray | None = None) -> pd.DataFrame:
-    """Raw and centred token similarity per backbone and state, with the interval over images.
-
-    Columns: backbone, state, statistic ("raw" | "centred"), mean, low, high.
+    The test capture has all measures of similarity: the one centred by the dataset subtracts, per state, the
+    mean patch token of the *training* pictures. `attention` asks for statistics of the test part's attention.
     """
-    names = {"similarity": "raw", "similarity_centred": "centred"}
+    found = {}
+    for b in backbones:
+        seen = capture(b, train, norm=norm, reductions=("cls", "patch_mean"), batch_size=batch_size)
+        assert seen.patch_mean is not None  # it was asked for
+        means = dict(zip(seen.states, seen.patch_mean.mean(1), strict=True))
+        reductions = {name: REDUCTIONS[name] for name in (*DEFAULT, "cls_patch_cosine")}
+        reductions["similarity_dataset"] = similarity_by_dataset(means)
+        later = capture(b, test, norm=norm, reductions=reductions, attention=attention, batch_size=batch_size)
+        found[b.name] = {"train": seen, "test": later}
+    return found
+
+
+def capture_conditions(conditions: Mapping[str, Condition], *, norm: str) -> dict[str, Capture]:
+    """Capture a backbone and its controls: name of condition -> `Capture`."""
+    return {key: capture(c.backbone, c.pictures, norm=norm) for key, c in conditions.items()}
+
+
+def statistic_table(
+    captures: Mapping[str, Capture], names: Mapping[str, str], clusters: np.ndarray | None = None
+) -> pd.DataFrame:
+    """Per-image statistics of a capture averaged per backbone and state, with the interval over images.
+
+    `names`: the statistics, and what the table calls them. States that have no value (CLS before it exists)
+    and statistics that a backbone lacks are left out. Columns: backbone, statistic, state, mean, low, high.
+    """
     parts = []
     for backbone, captured in captures.items():
         for key, statistic in names.items():
-            interval = bootstrap_mean(captured.per_image[key].numpy(), clusters=clusters)
+            if key not in captured.per_image:
+                continue
+            values = captured.per_image[key].numpy()
+            there = ~np.isnan(values).all(1)
+            interval = bootstrap_mean(values[there], clusters=clusters)
             parts.append(
                 pd.DataFrame(interval._asdict()).assign(
-                    backbone=backbone, statistic=statistic, state=captured.states
+                    backbone=backbone, statistic=statistic, state=np.asarray(captured.states)[there]
                 )
             )
-    return pd.concat(parts, ignore_index=True)[["backbone", "statistic", "state", "mean", "low", "high"]]
+    columns = ["backbone", "statistic", "state", "mean", "low", "high"]
+    return pd.concat(parts, ignore_index=True)[columns] if parts else pd.DataFrame(columns=columns)
+
+
+def similarity_table(captures: Mapping[str, Capture], clusters: np.ndarray | None = None) -> pd.DataFrame:
+    """Raw and centred token similarity per backbone and state; `statistic_table` with their names."""
+    return statistic_table(captures, SIMILARITIES, clusters)
 
 
 def stacked_features(captured: Capture) -> tuple[torch.Tensor, list[tuple[str, int]]]:

@@ -11,9 +11,11 @@ import pandas as pd
 from vitscope import plotting
 from vitscope.backbones import Backbone
 from vitscope.capture import Capture
+from vitscope.conditions import TRAINED
+from vitscope.intervals import bootstrap_mean
 from vitscope.layerwise import KINDS, LayerProbes
 from vitscope.metrics.similarity import similarity_floor
-from vitscope.phases import Phases, detect_phases
+from vitscope.phases import SHORTEST_CURVE, Phases, detect_phases, undetected
 
 Reported = dict[str, Any]  # keyword arguments of `Run.report`: value, text, n
 
@@ -40,7 +42,7 @@ def model_table(models: Sequence[Backbone]) -> pd.DataFrame:
 
 
 def similarity_figure(table: pd.DataFrame, statistic: str, models: Sequence[Backbone]) -> plotting.Figure:
-    """Raw or centred similarity per state; centred with its floor."""
+    """One form of similarity per state; centred per image with its floor."""
     shown = table[table["statistic"] == statistic]
     patches = {m.num_patches for m in models}
     floor = similarity_floor(patches.pop()) if statistic == "centred" and len(patches) == 1 else None
@@ -58,34 +60,94 @@ def similarity_figure(table: pd.DataFrame, statistic: str, models: Sequence[Back
         title=f"Mean pairwise cosine of patch tokens, {statistic}",
         ylabel="cosine",
         reference=None if floor is None else (floor, f"floor {floor:.4f}"),
-        name=f"similarity_{statistic}",
+        name="similarity_" + statistic.replace(" ", "_"),
         alt=f"Token similarity ({statistic}) by layer. {ends}.",
     )
 
 
-def control_figure(learned: pd.DataFrame, unlearned: pd.DataFrame) -> plotting.Figure:
-    """Centred similarity of trained and random weights together."""
-    both = pd.concat(
-        [
-            learned.assign(weights=learned["backbone"] + ", trained"),
-            unlearned.assign(weights=unlearned["backbone"] + ", random"),
-        ]
+def statistic_figure(
+    table: pd.DataFrame, models: Sequence[Backbone], *, title: str, ylabel: str, name: str
+) -> plotting.Figure:
+    """One statistic per state, a curve per backbone, with its interval."""
+    there = set(table["backbone"])
+    return plotting.layer_curves(
+        table,
+        y="mean",
+        hue="backbone",
+        order=[m.name for m in models if m.name in there],
+        band=("low", "high"),
+        title=title,
+        ylabel=ylabel,
+        name=name,
     )
-    both = both[both["statistic"] == "centred"]
-    ranges = both.groupby("weights", sort=False)["mean"].agg(lambda v: v.max() - v.min())
+
+
+def aligned_figure(table: pd.DataFrame, models: Sequence[Backbone], name: str) -> plotting.Figure:
+    """Centred similarity over relative depth ℓ/L, so that models of different depth lie over each other."""
+    depth = {m.name: m.depth for m in models}
+    shown = table[(table["statistic"] == "centred") & (table["state"] >= 0)]
+    shown = shown.assign(relative=shown["state"] / shown["backbone"].map(depth))
+    lows = []
+    for backbone, part in shown.groupby("backbone", sort=False):
+        low = part.loc[part["mean"].idxmin()]
+        lows.append(
+            f"{backbone} ({depth[backbone]} blocks): lowest {low['mean']:.3f} at {low['relative']:.2f}"
+        )
+    return plotting.layer_curves(
+        shown,
+        x="relative",
+        y="mean",
+        hue="backbone",
+        order=[m.name for m in models],
+        band=("low", "high"),
+        title="Centred similarity over relative depth",
+        xlabel="state / number of blocks",
+        ylabel="cosine",
+        name=name,
+        alt=f"Centred token similarity against relative depth: {'; '.join(lows)}.",
+    )
+
+
+def control_figure(conditions: Mapping[str, pd.DataFrame], backbone: str) -> plotting.Figure:
+    """Centred similarity of one backbone under several conditions, by name."""
+    parts = [table.assign(condition=condition) for condition, table in conditions.items()]
+    both = pd.concat(parts, ignore_index=True)
+    both = both[(both["statistic"] == "centred") & (both["backbone"] == backbone)]
+    ranges = both.groupby("condition", sort=False)["mean"].agg(lambda v: v.max() - v.min())
     return plotting.layer_curves(
         both,
         y="mean",
-        hue="weights",
+        hue="condition",
         order=list(ranges.index),
         band=("low", "high"),
-        title="Centred similarity, trained against random weights",
+        title=f"Centred similarity of {backbone} and of its controls",
         ylabel="cosine",
         name="similarity_control",
-        alt="Centred token similarity by layer with trained and with random weights; range over layers: "
-        + ", ".join(f"{name} {value:.3f}" for name, value in ranges.items())
-        + ".",
+        alt=f"Centred token similarity of {backbone} by layer under {len(ranges)} conditions; range over "
+        "layers: " + ", ".join(f"{name} {value:.3f}" for name, value in ranges.items()) + ".",
     )
+
+
+def training_figure(table: pd.DataFrame, backbone: str) -> plotting.Figure:
+    """Centred similarity per state at several moments of a training; `images` seen is a column."""
+    shown = table[table["statistic"] == "centred"]
+    first, last = (shown[shown["images"] == at] for at in (shown["images"].min(), shown["images"].max()))
+    return plotting.layer_curves(
+        shown,
+        y="mean",
+        hue="images",
+        band=("low", "high"),
+        title=f"Centred similarity while {backbone} learns",
+        ylabel="cosine",
+        name="similarity_training",
+        alt=f"Centred token similarity of {backbone} by layer after {shown['images'].nunique()} amounts of "
+        f"training. {_ends(first)}; {_ends(last)}.",
+    )
+
+
+def _ends(curve: pd.DataFrame) -> str:
+    ends = f"from {curve['mean'].iloc[0]:.3f} to {curve['mean'].iloc[-1]:.3f}"
+    return f"After {int(curve['images'].iloc[0]):,} images it goes {ends}"
 
 
 def detect(captures: Mapping[str, Capture], clusters: np.ndarray | None = None) -> dict[str, Phases]:
@@ -95,8 +157,31 @@ def detect(captures: Mapping[str, Capture], clusters: np.ndarray | None = None) 
         curve = captured.per_image["similarity_centred"].numpy()
         if clusters is not None:
             curve = np.stack([curve[:, clusters == c].mean(1) for c in np.unique(clusters)], axis=1)
-        found[name] = detect_phases(curve, states=captured.states)
+        found[name] = detect_curve(curve, captured.states)
     return found
+
+
+def detect_conditions(
+    controls: Mapping[str, Mapping[str, Capture]], clusters: np.ndarray | None = None
+) -> dict[str, Phases]:
+    """Phases under every condition of every backbone, by "BACKBONE, CONDITION"."""
+    return {
+        f"{name}, {condition}": phases
+        for name, captures in controls.items()
+        for condition, phases in detect(captures, clusters).items()
+    }
+
+
+def without_trained(found: Mapping[str, Phases]) -> dict[str, Phases]:
+    """The controls alone, of what `detect_conditions` found."""
+    return {name: phases for name, phases in found.items() if not name.endswith(f", {TRAINED}")}
+
+
+def detect_curve(curve: np.ndarray, states: Sequence[int]) -> Phases:
+    """`detect_phases`, and for a curve too short for it the answer that says so."""
+    if len(states) < SHORTEST_CURVE:
+        return undetected(curve.mean(1), states)
+    return detect_phases(curve, states=states)
 
 
 def detect_accuracy(probes: Mapping[str, LayerProbes]) -> dict[str, Phases]:
@@ -106,8 +191,52 @@ def detect_accuracy(probes: Mapping[str, LayerProbes]) -> dict[str, Phases]:
         rows = (fitted.table["kind"] == KINDS["cls"]).to_numpy()
         if rows.any():
             states = fitted.table["state"][rows].tolist()
-            found[name] = detect_phases(fitted.correct[rows].astype(float), states=states)
+            found[name] = detect_curve(fitted.correct[rows].astype(float), states)
     return found
+
+
+def numbers(
+    captures: Mapping[str, Capture], found: Mapping[str, Phases], clusters: np.ndarray | None
+) -> dict[str, dict[str, Reported]]:
+    """Per backbone the quantities that claims about similarity rest on, by key.
+
+    - `cliff`: S(−1) − S(0) of centred similarity, paired over pictures; `after_pe`: S(0)
+    - `plateau_length`, `climb_onset`: in states, or None with the reason
+    - `climb_rise`: from the lowest state to the last one
+    """
+    keys = ("cliff", "after_pe", "plateau_length", "climb_onset", "climb_rise")
+    result: dict[str, dict[str, Reported]] = {key: {} for key in keys}
+    for name, captured in captures.items():
+        curve, phases = captured.per_image["similarity_centred"].numpy(), found[name]
+        lowest = int(curve.mean(1).argmin())
+        for key, values in (
+            ("cliff", curve[0] - curve[1]),
+            ("after_pe", curve[1]),
+            ("climb_rise", curve[-1] - curve[lowest]),
+        ):
+            value, low, high = map(float, bootstrap_mean(values, clusters=clusters))
+            result[key][name] = {
+                "value": value,
+                "spread": (low, high),
+                "n": len(values),
+                "text": f"{value:.4f} ({low:.4f} to {high:.4f})",
+            }
+        for key, phase, attribute in (
+            ("plateau_length", "plateau", "length"),
+            ("climb_onset", "climb", "onset"),
+        ):
+            there = getattr(phases, phase)
+            result[key][name] = (
+                {"value": None, "text": phases.reasons[phase]}
+                if there is None
+                else {
+                    "value": getattr(there, attribute),
+                    "spread": phases.interval.get(key),
+                    "n": curve.shape[1],
+                    "text": f"{getattr(there, attribute)}{_range(phases, key)}",
+                }
+            )
+    return result
 
 
 def phase_table(found: Mapping[str, Phases]) -> pd.DataFrame:
@@ -133,7 +262,7 @@ def phase_table(found: Mapping[str, Phases]) -> pd.DataFrame:
                     else phases.reasons["climb"]
                 ),
                 "all three": "yes" if phases.detected else "no",
-                "pieces by BIC": phases.segmented.best,
+                "pieces by BIC": phases.segmented.best if phases.segmented else "too short",
             }
         )
     return pd.DataFrame(rows)
@@ -175,98 +304,3 @@ def shape_text(found: Mapping[str, Phases]) -> Reported:
         at = f"at state {phases.states[lowest]}"
         clauses.append(f"{values[0]:.3f} → {values[lowest]:.3f} {at} → {values[-1]:.3f} in {name}")
     return {"value": float(np.mean(rises)), "text": " and ".join(clauses), "n": len(found)}
-
-
-def pe_table(models: Sequence[Backbone], captures: Mapping[str, Capture]) -> pd.DataFrame:
-    """PE dominance ‖PE‖ / E‖z₀‖ per backbone: mean norms over positions, and over tokens and pictures."""
-    rows = []
-    for m in models:
-        embedding = getattr(m.model, "pos_embed", None)
-        content = float(captures[m.name].per_image["patch_norm"][0].mean())
-        row = {"backbone": m.name, "mean norm of patch embedding": content}
-        if embedding is None:
-            row |= {"mean norm of position embedding": float("nan"), "ratio": float("nan")}
-        else:
-            position = float(embedding[0, -m.num_patches :].norm(dim=-1).mean())
-            row |= {"mean norm of position embedding": position, "ratio": position / content}
-        rows.append(row)
-    return pd.DataFrame(rows)
-
-
-def _label(backbone: str, kind: str) -> str:
-    return f"{backbone}, {kind}"
-
-
-def probe_figure(probes: Mapping[str, LayerProbes]) -> plotting.Figure:
-    """Probe accuracy per state, CLS and mean patch token of every backbone."""
-    table = pd.concat([fitted.table.assign(backbone=name) for name, fitted in probes.items()])
-    table["probe"] = [_label(b, k) for b, k in zip(table["backbone"], table["kind"], strict=True)]
-    majority = float(np.mean([fitted.majority for fitted in probes.values()]))
-    last = table[table["state"] == table.groupby("probe")["state"].transform("max")]
-    ends = ", ".join(f"{row.probe} {row.accuracy:.1f} %" for row in last.itertuples())
-    return plotting.layer_curves(
-        table,
-        y="accuracy",
-        hue="probe",
-        order=list(dict.fromkeys(table["probe"])),
-        band=("low", "high"),
-        title="Accuracy of a linear probe, layer by layer",
-        ylabel="accuracy (%)",
-        reference=(majority, f"majority {majority:.1f} %"),
-        name="probes_by_layer",
-        alt=f"Probe accuracy by layer against a majority baseline of {majority:.1f} %. "
-        f"At the last layer: {ends}.",
-    )
-
-
-def probe_table(probes: Mapping[str, LayerProbes]) -> pd.DataFrame:
-    """Best and last state of each probe."""
-    rows = []
-    for name, fitted in probes.items():
-        for kind, part in fitted.table.groupby("kind", sort=False):
-            best, last = part.loc[part["accuracy"].idxmax()], part.iloc[-1]
-            rows.append(
-                {
-                    "backbone": name,
-                    "token": kind,
-                    "best state": int(best["state"]),
-                    "best": best["accuracy"],
-                    "last": last["accuracy"],
-                    "last, low": last["low"],
-                    "last, high": last["high"],
-                    "last, balanced": last["balanced"],
-                    "majority": fitted.majority,
-                }
-            )
-    return pd.DataFrame(rows)
-
-
-def last_text(probes: Mapping[str, LayerProbes], kind: str) -> Reported:
-    """Mean last-layer accuracy of one token kind, with one clause per backbone."""
-    rows = {
-        name: part.iloc[-1]
-        for name, fitted in probes.items()
-        if len(part := fitted.table[fitted.table["kind"] == KINDS[kind]])
-    }
-    if not rows:
-        return {"value": None, "text": f"nothing (no backbone here has a {KINDS[kind]})"}
-    clauses = [
-        f"{r['accuracy']:.1f} % ({r['low']:.1f} to {r['high']:.1f}) in {name}" for name, r in rows.items()
-    ]
-    mean = float(np.mean([r["accuracy"] for r in rows.values()]))
-    return {"value": mean, "text": " and ".join(clauses), "n": len(rows), "unit": "%"}
-
-
-def best_text(probes: Mapping[str, LayerProbes]) -> Reported:
-    """By how much the best state beats the last one, over all probes, as a sentence's end."""
-    gaps = {}
-    for name, fitted in probes.items():
-        for kind, part in fitted.table.groupby("kind", sort=False):
-            best = part.loc[part["accuracy"].idxmax()]
-            gaps[_label(name, kind)] = (
-                float(best["accuracy"] - part["accuracy"].iloc[-1]),
-                int(best["state"]),
-            )
-    label, (gap, state) = max(gaps.items(), key=lambda item: item[1][0])
-    text = f"the largest lead of an earlier state over the last is {gap:.1f} points ({label}, state {state})"
-    return {"value": gap, "text": text, "n": len(gaps), "unit": "points"}

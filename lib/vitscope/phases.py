@@ -62,8 +62,9 @@ class Phases:
     """What `detect_phases` found.
 
     A phase that is missing is None and has its reason in `reasons`. `segmented` is the fit by pieces that
-    knows none of the rules. With several curves, `interval` gives the bootstrap range of each number, keys
-    like "plateau_end", over the resamples that have the phase, and `support` the share that have it.
+    knows none of the rules, None for a curve too short to divide. With several curves, `interval` gives the
+    bootstrap range of each number, keys like "plateau_end", over the resamples that have the phase, and
+    `support` the share that have it.
     """
 
     states: tuple[int, ...]
@@ -72,7 +73,7 @@ class Phases:
     plateau: Plateau | None
     climb: Climb | None
     reasons: dict[str, str]
-    segmented: SegmentedFit
+    segmented: SegmentedFit | None
     interval: dict[str, tuple[float, float]] = field(default_factory=dict)
     support: dict[str, float] = field(default_factory=dict)
 
@@ -87,7 +88,7 @@ class Phases:
         for name, kind in (("cliff", Cliff), ("plateau", Plateau), ("climb", Climb)):
             found = getattr(self, name)
             row |= {f"{name}_{f.name}": getattr(found, f.name, None) for f in fields(kind)}
-        return row | {"segments": self.segmented.best}
+        return row | {"segments": self.segmented.best if self.segmented else None}
 
     def summary(self) -> str:
         """A sentence per phase, with intervals where there are any, and one for the fit by pieces."""
@@ -108,9 +109,10 @@ class Phases:
                 f"{self.climb.rise:.3f}."
             )
         lines += [f"{phase.capitalize()} {reason}." for phase, reason in self.reasons.items()]
-        pieces, starts = self.segmented.best, self.segmented.starts(self.segmented.best)
-        at = f", new ones from states {' and '.join(map(str, starts))}" if starts else ""
-        lines.append(f"Fit by pieces: {pieces} by BIC{at}.")
+        if self.segmented:
+            pieces, starts = self.segmented.best, self.segmented.starts(self.segmented.best)
+            at = f", new ones from states {' and '.join(map(str, starts))}" if starts else ""
+            lines.append(f"Fit by pieces: {pieces} by BIC{at}.")
         return " ".join(lines)
 
     def _range(self, key: str, style: str) -> str:
@@ -169,6 +171,19 @@ def detect_phases(
     interval, support = _bootstrap(columns, names, rules, found, resamples, level, seed)
     segmented = fit_segments(mean.tolist(), names, noise=tolerance / 2)
     return Phases(names, tuple(mean.tolist()), *found, segmented, interval, support)
+
+
+def undetected(values: Sequence[float] | np.ndarray, states: Sequence[int]) -> Phases:
+    """The answer for a curve too short for `detect_phases`: no phase, and the reason.
+
+    >>> print(undetected([0.3, 0.1, 0.2], [-1, 0, 1]).reasons["plateau"])
+    not detected, because phases need a curve of 5 states or more, got 3
+    """
+    reason = (
+        f"not detected, because phases need a curve of {SHORTEST_CURVE} states or more, got {len(states)}"
+    )
+    reasons = dict.fromkeys(("cliff", "plateau", "climb"), reason)
+    return Phases(tuple(states), tuple(map(float, values)), None, None, None, reasons, None)
 
 
 def _check(table: np.ndarray, states: Sequence[int] | None) -> tuple[int, ...]:

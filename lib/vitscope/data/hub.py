@@ -43,6 +43,7 @@ HUB_SETS = {
     "sun397": HubSet("tanganke/sun397"),
     "caltech101": HubSet("mteb/Caltech101"),
     "fgvc_aircraft": HubSet("mteb/FGVCAircraft", label="variant"),
+    "imagenet": HubSet("ILSVRC/imagenet-1k", splits=_VALIDATION),  # its own test split has no labels
 }
 
 

@@ -7,7 +7,7 @@ One class a notebook. Field defaults are the `course` profile, the one that the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -24,30 +24,30 @@ SUPERVISED_SIZES = [
     "vit_large_patch16_224.augreg_in21k_ft_in1k",
 ]
 
+TWINS = ["twin_s", "twin_b"]
+DEPTH_SERIES = ["depth_06", "depth_12", "depth_18", "depth_24"]
+COLAB_LAYERS: dict[str, Any] = {
+    "backbones": ["vit_small_patch16_224.augreg_in21k_ft_in1k", "vit_small_patch14_dinov2.lvd142m"],
+    "depth_series": [],
+    "dataset": "cifar100",
+    "images": 5000,
+    "test_images": 2000,
+}
+PAPER_LAYERS: dict[str, Any] = {
+    "backbones": SUPERVISED_SIZES,
+    "depth_series": [],
+    "dataset": "imagenet",
+    "images": 100_000,
+    "test_images": 10_000,
+}
 
-class PhaseCurves(Parameters):
-    """01_phase_curves: cliff, plateau and climb of token similarity and of probes, layer by layer."""
 
-    ALIASES: ClassVar = {"backbone": "backbones"}
-    OVERRIDES: ClassVar = {
-        "smoke": {"backbones": ["twin_s"], "images": 160, "test_images": 80},
-        "course": {},
-        "colab": {
-            "backbones": ["vit_small_patch16_224.augreg_in21k_ft_in1k", "vit_small_patch14_dinov2.lvd142m"],
-            "dataset": "cifar100",
-            "images": 5000,
-            "test_images": 2000,
-        },
-        "paper": {
-            "backbones": SUPERVISED_SIZES,
-            "dataset": "cifar100",
-            "images": 50_000,
-            "test_images": 10_000,
-        },
-    }
+class _Layers(Parameters):
+    """What the chapters on layers have in common."""
 
-    backbones: Backbones = Field(
-        ["twin_s", "twin_b"], description="backbones whose curves are drawn together"
+    backbones: Backbones = Field(TWINS, description="backbones whose curves are drawn together")
+    depth_series: Annotated[list[str], Names("backbone")] = Field(
+        DEPTH_SERIES, description="backbones of one width and rising depth; may be empty"
     )
     weights: Annotated[str | None, Names("weights")] = Field(
         None,
@@ -58,7 +58,7 @@ class PhaseCurves(Parameters):
     )
     images: int = Field(4000, ge=20, le=200_000, description="images that train the probes")
     test_images: int = Field(
-        2000, ge=20, le=200_000, description="images that test the probes and whose tokens are compared"
+        2000, ge=20, le=200_000, description="images that test the probes and whose tokens are measured"
     )
     norm: Literal["none", "final", "layer"] = Field(
         "none", description="which norm is applied to a state before it is measured"
@@ -69,11 +69,64 @@ class PhaseCurves(Parameters):
     device: Device = Field("auto", description="where the backbone runs; auto takes a GPU if there is one")
 
     @model_validator(mode="after")
-    def _consistent(self) -> PhaseCurves:
+    def _consistent(self) -> Self:
         from_file = self.weights is not None and self.weights.partition(":")[0] != "random"
         if from_file and len(self.backbones) != 1:
             raise ValueError("a weight file belongs to one backbone; name that one: -p backbone=NAME")
         return self
+
+
+class PhaseCurves(_Layers):
+    """01_phase_curves: cliff, plateau and climb of token similarity and of probes, layer by layer."""
+
+    ALIASES: ClassVar = {"backbone": "backbones"}
+    OVERRIDES: ClassVar = {
+        "smoke": {
+            "backbones": ["twin_s"],
+            "depth_series": ["depth_06"],
+            "images": 160,
+            "test_images": 80,
+            "control_images": 40,
+        },
+        "course": {},
+        "colab": COLAB_LAYERS | {"own_dataset": None, "training_of": None},
+        "paper": PAPER_LAYERS | {"own_dataset": "imagenet", "training_of": None},
+    }
+
+    own_dataset: Annotated[str | None, Names("dataset")] = Field(
+        "emoji_identity",
+        description="task that the backbones' own heads were trained on; none leaves out what needs it",
+    )
+    training_of: Annotated[str | None, Names("backbone")] = Field(
+        "twin_s", description="model of the zoo whose snapshots along training are shown; none leaves it out"
+    )
+    control_images: int = Field(
+        512, ge=20, le=100_000, description="test images for controls, own heads and effective rank"
+    )
+
+
+class InformationScrambling(_Layers):
+    """02_information_scrambling: where a patch's information goes, and when the task overtakes it."""
+
+    ALIASES: ClassVar = {"backbone": "backbones"}
+    OVERRIDES: ClassVar = {
+        "smoke": {
+            "backbones": ["twin_s"],
+            "depth_series": ["depth_06"],
+            "images": 160,
+            "test_images": 80,
+            "isi_images": 80,
+            "isi_maps": 1,
+        },
+        "course": {},
+        "colab": COLAB_LAYERS | {"isi_images": 500},
+        "paper": PAPER_LAYERS | {"isi_images": 5000},
+    }
+
+    isi_images: int = Field(
+        1000, ge=20, le=50_000, description="test images on which patches are reconstructed"
+    )
+    isi_maps: int = Field(3, ge=1, le=16, description="spatial maps that pool the context of a patch")
 
 
 class DataAppendix(Parameters):
@@ -114,7 +167,7 @@ class ZooAppendix(Parameters):
         "paper": {},
     }
 
-    backbones: Backbones = Field(["twin_s", "twin_b"], description="models of the zoo that are described")
+    backbones: Backbones = Field([*TWINS, *DEPTH_SERIES], description="models of the zoo that are described")
     images: int = Field(
         1000, ge=20, le=100_000, description="fresh renders on which each model's accuracy is checked"
     )
@@ -124,6 +177,7 @@ class ZooAppendix(Parameters):
 
 SCHEMAS: dict[str, type[Parameters]] = {
     "01_phase_curves": PhaseCurves,
+    "02_information_scrambling": InformationScrambling,
     "data_appendix": DataAppendix,
     "zoo_appendix": ZooAppendix,
 }

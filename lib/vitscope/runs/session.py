@@ -12,6 +12,7 @@ import datetime
 import json
 import os
 import random
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -128,6 +129,11 @@ class Run:
             from myst_nb import glue
 
             glue(key, shown, display=False)
+
+    def report_each(self, key: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
+        """`report` a number for each name, under "KEY.NAME"; in a name, what no key may hold becomes "-"."""
+        for name, row in rows.items():
+            self.report(f"{key}.{re.sub(r'[^a-z0-9_.-]', '-', name.lower())}", **row)
 
     def figure(self, figure: Figure) -> None:
         """Show a figure with its alt text, and under it a card with its provenance and data."""
