@@ -28,8 +28,9 @@ def collapse_table(train: Capture, test: Capture, fitted: LayerProbes) -> pd.Dat
     means. NC4 is the share of test pictures that the nearest class mean and the probe name differently, "NC4
     margin" the mean score of the right class over the best wrong one, which paper A calls NC4.
 
-    Columns: token, state, the measures, and `simplex_possible`: whether so many classes fit at equal angles
-    into this width at all (D ≥ C − 1). Errors: `ValueError` for fewer than two classes.
+    States whose features do not vary (CLS before the first block) are left out. Columns: token, state, the
+    measures, and `simplex_possible`: whether so many classes fit at equal angles into this width at all (D ≥
+    C − 1). Errors: `ValueError` for fewer than two classes.
     """
     if train.labels is None or test.labels is None:
         raise ValueError("neural collapse needs labels on both captures; capture an `Images` set")
@@ -43,6 +44,8 @@ def collapse_table(train: Capture, test: Capture, fitted: LayerProbes) -> pd.Dat
     for i, (kind, state) in enumerate(keys):
         moments = ClassMoments(len(classes), features.shape[2])
         moments.update(features[i], codes)
+        if not moments.centred_means.any():
+            continue  # one vector for all pictures, as CLS is before the first block: there is no geometry
         angles = nc2(moments)
         weight = fitted.probes.weight[i] / fitted.probes.scale[i]  # on features as they are
         rows.append(
@@ -52,7 +55,7 @@ def collapse_table(train: Capture, test: Capture, fitted: LayerProbes) -> pd.Dat
                 "NC1": nc1(moments),
                 "NC2 norms": angles.equinorm,
                 "NC2 angles": angles.equiangularity,
-                "NC3": nc3(moments, weight),
+                "NC3": nc3(moments, weight) if weight.any() else np.nan,
                 "NC4": nc4(moments, unseen[i], logits[i].argmax(1)),
                 "NC4 margin": nc4_margin(logits[i], held),
                 "simplex_possible": moments.simplex_possible,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,13 +47,14 @@ def capture_all(
     test: Images,
     *,
     norm: str,
-    attention: bool | Mapping[str, MapStatistic] = False,
+    attention: Callable[[Backbone], Mapping[str, MapStatistic]] | None = None,
     batch_size: int | str = "auto",
 ) -> dict[str, dict[str, Capture]]:
     """Capture both parts with each backbone: name of backbone -> "train" | "test" -> `Capture`.
 
     The test capture has all measures of similarity: the one centred by the dataset subtracts, per state, the
-    mean patch token of the *training* pictures. `attention` asks for statistics of the test part's attention.
+    mean patch token of the *training* pictures. `attention` says, per backbone, what else to take of the test
+    part's attention maps beside the usual statistics; None takes nothing of them.
     """
     found = {}
     for b in backbones:
@@ -62,7 +63,10 @@ def capture_all(
         means = dict(zip(seen.states, seen.patch_mean.mean(1), strict=True))
         reductions = {name: REDUCTIONS[name] for name in (*DEFAULT, "cls_patch_cosine")}
         reductions["similarity_dataset"] = similarity_by_dataset(means)
-        later = capture(b, test, norm=norm, reductions=reductions, attention=attention, batch_size=batch_size)
+        statistics = False if attention is None else attention(b)
+        later = capture(
+            b, test, norm=norm, reductions=reductions, attention=statistics, batch_size=batch_size
+        )
         found[b.name] = {"train": seen, "test": later}
     return found
 

@@ -76,6 +76,8 @@ def effect_figure(table: pd.DataFrame) -> plotting.Figure:
 
 def effect_text(table: pd.DataFrame) -> Reported:
     """What is lost without the embedding, in points of top-1 or of agreement, with a clause per backbone."""
+    if table.empty:
+        return {"value": None, "text": "nothing that was measured (no head for a named task)"}
     y = "top1" if table["top1"].notna().all() else "agreement"
     losses = {}
     for name, part in table.groupby("backbone", sort=False):

@@ -73,6 +73,10 @@ class _Layers(Parameters):
         from_file = self.weights is not None and self.weights.partition(":")[0] != "random"
         if from_file and len(self.backbones) != 1:
             raise ValueError("a weight file belongs to one backbone; name that one: -p backbone=NAME")
+        named = [*self.backbones, *self.depth_series]
+        twice = sorted({name for name in named if named.count(name) > 1})
+        if twice:
+            raise ValueError(f"{', '.join(twice)}: named twice in backbones and depth_series together")
         return self
 
 
