@@ -30,12 +30,14 @@ STATISTICS = {
 
 
 def map_statistics(backbone: Backbone) -> dict[str, MapStatistic]:
-    """What `capture(attention=…)` shall take of each map beyond the usual statistics."""
+    """What `capture(attention=…)` shall take of each map beyond the usual statistics.
+
+    Heads can agree where every block has two or more, and only a CLS token can be central.
+    """
     prefix = backbone.num_prefix_tokens
-    found: dict[str, MapStatistic] = {
-        "consensus": partial(attention_consensus, prefix=prefix),
-        "head_consensus": partial(head_consensus, prefix=prefix),
-    }
+    found: dict[str, MapStatistic] = {"consensus": partial(attention_consensus, prefix=prefix)}
+    if all(block.attn.num_heads > 1 for block in backbone.model.blocks):
+        found["head_consensus"] = partial(head_consensus, prefix=prefix)
     if backbone.has_cls:
         found["cls_centrality"] = partial(cls_centrality, prefix=prefix, tolerance=1e-4)
     return found
@@ -120,7 +122,8 @@ def against_accuracy(
     """CLS centrality beside accuracy, model by model, and their rank correlation with an interval.
 
     The interval is the range over leaving out each model in turn (jackknife): models are few and related,
-    and no standard error is honest here. Fewer than 4 models give no correlation.
+    and no standard error is honest here. Fewer than 4 models give no correlation, and neither do models
+    that are all alike in one of the two.
     """
     rows = [
         {"model": name, "CLS centrality": central[name]["value"], "accuracy": accuracy[name]}
@@ -132,7 +135,11 @@ def against_accuracy(
         text = f"nothing ({len(table)} models with a CLS token and a known accuracy are too few)"
         return table, {"value": None, "text": text}
     rho = _spearman(table)
-    others = [_spearman(table.drop(index=i)) for i in table.index]
+    if rho is None:
+        text = "nothing (all models are alike in one of the two: there are no ranks to compare)"
+        return table, {"value": None, "text": text}
+    left_out = [_spearman(table.drop(index=i)) for i in table.index]
+    others = [value for value in left_out if value is not None] or [rho]
     low, high = min(others), max(others)
     return table, {
         "value": rho,
@@ -142,5 +149,6 @@ def against_accuracy(
     }
 
 
-def _spearman(table: pd.DataFrame) -> float:
-    return float(spearmanr(table["CLS centrality"], table["accuracy"]).statistic)
+def _spearman(table: pd.DataFrame) -> float | None:
+    x, y = table["CLS centrality"], table["accuracy"]
+    return float(spearmanr(x, y).statistic) if x.nunique() > 1 and y.nunique() > 1 else None

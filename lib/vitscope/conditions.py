@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import NamedTuple
 
+from vitscope.attention_maps import UnknownAttention
 from vitscope.backbones import Backbone, UnsupportedModel
 from vitscope.controls import shuffled_patches, without_position
 from vitscope.data.images import Images
@@ -33,6 +34,7 @@ def conditions(backbone: Backbone, untrained: Backbone, images: Images, *, seed:
         "random weights": Condition(untrained, images),
         "patches shuffled": Condition(backbone, shuffled_patches(backbone, images, seed=seed)),
     }
-    with suppress(UnsupportedModel):  # there is nothing to take away, or not all of it can be
+    with suppress(UnsupportedModel, UnknownAttention):
+        # there is nothing to take away, or not all of it can be
         found["no position embedding"] = Condition(without_position(backbone), images)
     return found

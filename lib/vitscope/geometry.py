@@ -9,13 +9,13 @@ from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
-import torch
 from torch import Tensor
 
 from vitscope.capture import Capture
 from vitscope.layerwise import KINDS, LayerProbes, stacked_features
 from vitscope.metrics.cka import MinibatchCKA, linear_cka, linear_cka_unbiased
 from vitscope.metrics.collapse import ClassMoments, nc1, nc2, nc3, nc4, nc4_margin
+from vitscope.splits import encode
 
 MEASURES = ("NC1", "NC2 norms", "NC2 angles", "NC3", "NC4", "NC4 margin")
 
@@ -30,15 +30,15 @@ def collapse_table(train: Capture, test: Capture, fitted: LayerProbes) -> pd.Dat
 
     States whose features do not vary (CLS before the first block) are left out. Columns: token, state, the
     measures, and `simplex_possible`: whether so many classes fit at equal angles into this width at all (D ≥
-    C − 1). Errors: `ValueError` for fewer than two classes.
+    C − 1). Errors: `ValueError` for captures without labels, classes that the probes do not know, and fewer
+    than two classes.
     """
     if train.labels is None or test.labels is None:
         raise ValueError("neural collapse needs labels on both captures; capture an `Images` set")
-    classes = np.asarray(fitted.probes.classes)
+    classes = fitted.probes.classes
     features, keys = stacked_features(train)
     unseen, _ = stacked_features(test)
-    codes = torch.from_numpy(np.searchsorted(classes, train.labels))
-    held = torch.from_numpy(np.searchsorted(classes, test.labels))
+    codes, held = encode(train.labels, classes), encode(test.labels, classes)
     logits = fitted.probes.logits(unseen)
     rows = []
     for i, (kind, state) in enumerate(keys):

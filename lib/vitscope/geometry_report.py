@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import pandas as pd
 
 from vitscope import plotting
@@ -39,12 +40,16 @@ def cka_figure(table: pd.DataFrame, title: str, name: str) -> plotting.Figure:
 
 
 def numbers(tables: Mapping[str, pd.DataFrame]) -> dict[str, dict[str, Reported]]:
-    """`nc1_last` and `nc2_last` (angles) of every backbone at its last state."""
+    """`nc1_last` and `nc2_last` (angles) of every backbone at its last state; None where not defined."""
     found: dict[str, dict[str, Reported]] = {"nc1_last": {}, "nc2_last": {}}
     for row in last_collapse(tables).to_dict("records"):
         for key, measure in (("nc1_last", "NC1"), ("nc2_last", "NC2 angles")):
             value = float(row[measure])
-            found[key][row["backbone"]] = {"value": value, "text": f"{value:.3f}"}
+            found[key][row["backbone"]] = (
+                {"value": value, "text": f"{value:.3f}"}
+                if np.isfinite(value)
+                else {"value": None, "text": "not defined, because a class mean lies at the mean of all"}
+            )
     return found
 
 

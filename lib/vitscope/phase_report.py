@@ -277,7 +277,9 @@ def _range(phases: Phases, key: str) -> str:
 
 
 def count_detected(found: Mapping[str, Phases]) -> Reported:
-    """How many curves show all three phases."""
+    """How many curves show all three phases; None where there is no curve, which is not none of them."""
+    if not found:
+        return {"value": None, "text": "nothing (no backbone here has such a curve)"}
     hits = [name for name, phases in found.items() if phases.detected]
     text = f"{len(hits)} of {len(found)} backbones" + (f" ({', '.join(hits)})" if hits else "")
     return {"value": len(hits), "text": text, "n": len(found)}

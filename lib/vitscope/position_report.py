@@ -18,21 +18,27 @@ FACTORS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 4.0)
 
 
 def pe_table(models: Sequence[Backbone], captures: Mapping[str, Capture]) -> pd.DataFrame:
-    """PE dominance ‖PE‖ / E‖z₀‖ per backbone: mean norms over positions, and over tokens and pictures."""
+    """PE dominance ‖PE‖ / E‖z₀‖ per backbone: mean norms over positions, and over tokens and pictures.
+
+    NaN for a position embedding that is not there, and for patch embeddings that a capture has normalised
+    (`norm` other than "none"): their length is then the norm's, not the model's.
+    """
     rows = []
     for m in models:
-        embedding = position_embedding(m)
-        content = float(captures[m.name].per_image["patch_norm"][0].mean())
-        row = {"backbone": m.name, "mean norm of patch embedding": content}
-        if embedding is None:
-            row |= {"mean norm of position embedding": np.nan, "ratio": np.nan}
-        else:
-            position = float(embedding.norm(dim=-1).mean())
-            row |= {
-                "mean norm of position embedding": position,
-                "ratio": pe_dominance(m, content).tokens,
+        embedding, captured = position_embedding(m), captures[m.name]
+        plain = captured.norm == "none"
+        content = float(captured.per_image["patch_norm"][0].mean()) if plain else np.nan
+        known = plain and embedding is not None
+        rows.append(
+            {
+                "backbone": m.name,
+                "mean norm of patch embedding": content,
+                "mean norm of position embedding": (
+                    np.nan if embedding is None else float(embedding.norm(dim=-1).mean())
+                ),
+                "ratio": pe_dominance(m, content).tokens if known else np.nan,
             }
-        rows.append(row)
+        )
     return pd.DataFrame(rows)
 
 

@@ -95,7 +95,7 @@ def last_text(probes: Probes, kind: str) -> Reported:
 
 
 def best_text(probes: Probes) -> Reported:
-    """By how much the best state beats the last one, over all probes, as a sentence's end."""
+    """By how much the best state beats the last one, the most over all probes, as a sentence's end."""
     gaps = {}
     for name, fitted in probes.items():
         for kind, part in fitted.table.groupby("kind", sort=False):
@@ -105,7 +105,11 @@ def best_text(probes: Probes) -> Reported:
                 int(best["state"]),
             )
     label, (gap, state) = max(gaps.items(), key=lambda item: item[1][0])
-    text = f"the largest lead of an earlier state over the last is {gap:.1f} points ({label}, state {state})"
+    text = (
+        f"the largest lead of an earlier state over the last is {gap:.1f} points ({label}, state {state})"
+        if gap > 0
+        else "no earlier state leads over the last"
+    )
     return {"value": gap, "text": text, "n": len(gaps), "unit": "points"}
 
 

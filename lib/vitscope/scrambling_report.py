@@ -14,7 +14,6 @@ from vitscope.metrics.scrambling import Scrambling, regimes
 from vitscope.phase_report import Reported
 from vitscope.tradeoff import reach
 
-ARMS = {"r2_self": "own token", "r2_all": "all tokens"}
 CONTROLS = {
     "isi": "ISI",
     "isi_shuffled": "own image, places permuted",
@@ -130,7 +129,7 @@ def regime_table(found: Found, reference: str) -> pd.DataFrame:
                 "band ends at": band,
                 **{regime: named.count(regime) for regime in ("collapse", "consensus", "diffusion")},
                 "highest ISI": float(of_blocks.max()),
-                "at state": int(scrambled.states[int(scrambled.isi.argmax())]),
+                "at state": 1 + int(of_blocks.argmax()),
                 "last ISI": float(scrambled.isi[-1]),
             }
         )
@@ -168,17 +167,16 @@ def index_figure(index: Mapping[str, Tensor], clusters: np.ndarray | None) -> pl
 
 
 def agreement_table(found: Found, index: Mapping[str, Tensor]) -> pd.DataFrame:
-    """Spearman correlation over blocks between the two forms of the index, per backbone."""
+    """Spearman correlation over blocks between the two forms of the index, per backbone.
+
+    NaN where one of them is the same at all blocks: there are no ranks to compare.
+    """
     rows = []
     for name, values in index.items():
         pair = pd.DataFrame({"reconstruction": _blocks(found[name]), "attention": values.mean(1).numpy()})
-        rows.append(
-            {
-                "backbone": name,
-                "blocks": len(pair),
-                "Spearman": float(pair["reconstruction"].corr(pair["attention"], method="spearman")),
-            }
-        )
+        ranked = (pair.nunique() > 1).all()
+        rho = pair["reconstruction"].corr(pair["attention"], method="spearman") if ranked else np.nan
+        rows.append({"backbone": name, "blocks": len(pair), "Spearman": float(rho)})
     return pd.DataFrame(rows)
 
 
@@ -225,12 +223,16 @@ def numbers(found: Found, index: Mapping[str, Tensor]) -> dict[str, dict[str, Re
         result["isi_upper"][name] = _number(of_blocks[upper].mean(), spread, n)
         for key, share in (("isi_band_low", 0.25), ("isi_band_high", 0.75)):
             result[key][name] = _number(np.quantile(of_blocks, share), None, n)
-        curve = index[name].mean(1).numpy()
-        at = reach(curve, range(1, len(curve) + 1), share=0.5, tolerance=TOLERANCE)
-        result["isi_half"][name] = (
-            {"value": None, "text": at.reason} if at.depth is None else _number(at.depth, None, None, ".1f")
-        )
+        result["isi_half"][name] = _half_way(index[name].mean(1).numpy())
     return result
+
+
+def _half_way(curve: np.ndarray) -> Reported:
+    """Block at which a curve over blocks has covered half of its way."""
+    if len(curve) < 2:
+        return {"value": None, "text": "not detected, because one block is no way to cover"}
+    at = reach(curve, range(1, len(curve) + 1), share=0.5, tolerance=TOLERANCE)
+    return {"value": None, "text": at.reason} if at.depth is None else _number(at.depth, None, None, ".1f")
 
 
 def _number(value: float, spread: tuple[float, float] | None, n: int | None, style: str = ".4f") -> Reported:

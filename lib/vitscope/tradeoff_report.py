@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -69,7 +70,7 @@ def trade_off_figure(found: TradeOff, backbone: str) -> plotting.Figure:
 
 def file_name(backbone: str) -> str:
     """A backbone's name as part of a file's name."""
-    return "".join(c if c.isalnum() or c in "-_" else "-" for c in backbone.lower())
+    return re.sub(r"[^a-z0-9_-]", "-", backbone.lower())
 
 
 def trade_off_table(found: Mapping[str, TradeOff], models: Sequence[Backbone]) -> pd.DataFrame:
@@ -108,13 +109,17 @@ def onsets(found: Mapping[str, TradeOff]) -> dict[str, Reported]:
 
 
 def onset_text(found: Mapping[str, TradeOff]) -> Reported:
-    """All onsets in a sentence's end; the value is the last one's lead over the first."""
+    """All onsets in a sentence's end; the value is the last one less the first, None where one is missing."""
+    if not found:
+        return {"value": None, "text": "nothing (no such backbones were asked for)"}
     clauses = [
         f"state {each.onset:.1f} in {name}" if each.onset is not None else f"none in {name}"
         for name, each in found.items()
     ]
-    ends = [each.onset for each in found.values() if each.onset is not None]
-    return {"value": ends[-1] - ends[0] if len(ends) > 1 else None, "text": ", ".join(clauses)}
+    onsets = [each.onset for each in found.values()]
+    first, last = onsets[0], onsets[-1]
+    known = len(onsets) > 1 and first is not None and last is not None
+    return {"value": last - first if known else None, "text": ", ".join(clauses)}
 
 
 def costs(models: Sequence[Backbone]) -> pd.DataFrame:

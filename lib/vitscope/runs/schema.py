@@ -26,6 +26,7 @@ SUPERVISED_SIZES = [
 
 TWINS = ["twin_s", "twin_b"]
 DEPTH_SERIES = ["depth_06", "depth_12", "depth_18", "depth_24"]
+SAME = "same"
 COLAB_LAYERS: dict[str, Any] = {
     "backbones": ["vit_small_patch16_224.augreg_in21k_ft_in1k", "vit_small_patch14_dinov2.lvd142m"],
     "depth_series": [],
@@ -94,12 +95,13 @@ class PhaseCurves(_Layers):
         },
         "course": {},
         "colab": COLAB_LAYERS | {"own_dataset": None, "training_of": None},
-        "paper": PAPER_LAYERS | {"own_dataset": "imagenet", "training_of": None},
+        "paper": PAPER_LAYERS | {"own_dataset": SAME, "training_of": None},
     }
 
     own_dataset: Annotated[str | None, Names("dataset")] = Field(
         "emoji_identity",
-        description="task that the backbones' own heads were trained on; none leaves out what needs it",
+        description="task that the backbones' own heads were trained on, 'same' for that of `dataset`; "
+        "none leaves out what needs it",
     )
     training_of: Annotated[str | None, Names("backbone")] = Field(
         "twin_s", description="model of the zoo whose snapshots along training are shown; none leaves it out"
@@ -107,6 +109,13 @@ class PhaseCurves(_Layers):
     control_images: int = Field(
         512, ge=20, le=100_000, description="test images for controls, own heads and effective rank"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _same(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("own_dataset") == SAME:
+            return values | {"own_dataset": values.get("dataset", cls.model_fields["dataset"].default)}
+        return values
 
 
 class InformationScrambling(_Layers):
