@@ -174,9 +174,18 @@ def _fit(
 
 
 def grouped_fifth(labels: np.ndarray, groups: np.ndarray, seed: int) -> np.ndarray:
-    """Mask [N] of about a fifth of the groups of each class, at least one where a class has two."""
+    """Mask [N] of about a fifth of the groups of each class, at least one where a class has two.
+
+    Raises ValueError where every class is one group: nothing can be held out.
+    """
     rng, chosen = np.random.default_rng(seed), []
     for c in np.unique(labels):
         members = rng.permutation(np.unique(groups[labels == c]))
         chosen.append(members[: max(len(members) // 5, int(len(members) > 1))])
-    return np.isin(groups, np.concatenate(chosen))
+    held_out = np.concatenate(chosen)
+    if not len(held_out):
+        raise ValueError(
+            "every class is one group, so none can be held out to choose the regularization; leave out "
+            "`groups`, or name smaller ones"
+        )
+    return np.isin(groups, held_out)

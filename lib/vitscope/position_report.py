@@ -14,7 +14,7 @@ from vitscope.data.images import Images
 from vitscope.phase_report import Reported
 from vitscope.position import pe_dominance, position_effect, position_embedding
 
-FACTORS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 4.0)
+FACTORS = (0.0, 0.5, 1.0, 2.0, 4.0)
 
 
 def pe_table(models: Sequence[Backbone], captures: Mapping[str, Capture]) -> pd.DataFrame:
@@ -42,8 +42,10 @@ def pe_table(models: Sequence[Backbone], captures: Mapping[str, Capture]) -> pd.
     return pd.DataFrame(rows)
 
 
-def effect_table(models: Sequence[Backbone], images: Images) -> pd.DataFrame:
-    """`position_effect` of every model with a head and a position embedding of its own, over `FACTORS`.
+def effect_table(
+    models: Sequence[Backbone], images: Images, factors: Sequence[float] = FACTORS
+) -> pd.DataFrame:
+    """`position_effect` of every model with a head and a position embedding of its own.
 
     Top-1 counts where a head has as many outputs as `images` has classes, which then must be the same ones.
     """
@@ -51,7 +53,7 @@ def effect_table(models: Sequence[Backbone], images: Images) -> pd.DataFrame:
     for m in models:
         outputs = int(getattr(m.model, "num_classes", 0))
         if outputs and position_embedding(m) is not None:
-            effect = position_effect(m, images, FACTORS, own_classes=outputs == len(images.classes))
+            effect = position_effect(m, images, factors, own_classes=outputs == len(images.classes))
             parts.append(effect.assign(backbone=m.name))
     columns = ["backbone", "factor", "top1", "agreement", "before", "after", "cliff"]
     return pd.concat(parts, ignore_index=True)[columns] if parts else pd.DataFrame(columns=columns)

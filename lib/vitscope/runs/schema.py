@@ -57,9 +57,9 @@ class _Layers(Parameters):
     dataset: Annotated[str, Names("dataset")] = Field(
         "emoji_group", description="task whose classes the probes tell apart"
     )
-    images: int = Field(4000, ge=20, le=200_000, description="images that train the probes")
+    images: int = Field(2000, ge=20, le=200_000, description="images that train the probes")
     test_images: int = Field(
-        2000, ge=20, le=200_000, description="images that test the probes and whose tokens are measured"
+        1000, ge=20, le=200_000, description="images that test the probes and whose tokens are measured"
     )
     norm: Literal["none", "final", "layer"] = Field(
         "none", description="which norm is applied to a state before it is measured"
@@ -107,7 +107,7 @@ class PhaseCurves(_Layers):
         "twin_s", description="model of the zoo whose snapshots along training are shown; none leaves it out"
     )
     control_images: int = Field(
-        512, ge=20, le=100_000, description="test images for controls, own heads and effective rank"
+        256, ge=20, le=100_000, description="test images for controls, own heads and effective rank"
     )
 
     @model_validator(mode="before")
@@ -137,7 +137,7 @@ class InformationScrambling(_Layers):
     }
 
     isi_images: int = Field(
-        1000, ge=20, le=50_000, description="test images on which patches are reconstructed"
+        500, ge=20, le=50_000, description="test images on which patches are reconstructed"
     )
     isi_maps: int = Field(3, ge=1, le=16, description="spatial maps that pool the context of a patch")
 
