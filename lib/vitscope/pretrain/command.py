@@ -9,9 +9,10 @@ import torch
 import typer
 
 from vitscope.data import embedded, emoji
+from vitscope.pretrain.contrastive import ContrastiveTrainer
 from vitscope.pretrain.evaluate import identity_accuracy
 from vitscope.pretrain.supervised import Trainer, TrainingError, read_log
-from vitscope.pretrain.zoo import RECIPES, read_weights, write_weights
+from vitscope.pretrain.zoo import RECIPES, ContrastiveRecipe, read_weights
 
 
 def train(
@@ -33,7 +34,8 @@ def train(
     recipe = RECIPES[name]
     folder = out / f"{name}-seed{seed}"
     try:
-        trainer = Trainer(recipe, folder, seed=seed, device=device, compiled=compiled)
+        kind = ContrastiveTrainer if isinstance(recipe, ContrastiveRecipe) else Trainer
+        trainer = kind(recipe, folder, seed=seed, device=device, compiled=compiled)
         done = trainer.run(minutes=minutes)
     except TrainingError as error:
         typer.echo(f"training {name} stopped: {error}", err=True)
@@ -41,9 +43,7 @@ def train(
     if not done:
         typer.echo(f"{trainer.step} of {recipe.steps} steps done; the same command continues")
         return
-    weights = folder / f"{name}.safetensors"
-    write_weights(weights, trainer.model, recipe.architecture)
-    card = make_card(name, weights, trainer, device=device)
+    card = make_card(name, trainer.publish(folder, name), trainer, device=device)
     (folder / f"{name}.json").write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
     typer.echo(json.dumps(card["accuracy"], indent=1))
     typer.echo(f"weights and card in {folder}")
@@ -51,7 +51,7 @@ def train(
 
 def make_card(name: str, weights: Path, trainer: Trainer, *, device: str) -> dict:
     """The card of a finished model; accuracies are those of the fp16 file that is published."""
-    model, _ = read_weights(weights)
+    model = trainer.classifier(weights)
     return {
         "name": name,
         "command": f"vitscope train {name} --seed {trainer.seed} --threads {torch.get_num_threads()}"
@@ -59,7 +59,7 @@ def make_card(name: str, weights: Path, trainer: Trainer, *, device: str) -> dic
         + ("" if device == "cpu" else f" --device {device}"),
         "seed": trainer.seed,
         "recipe": RECIPES[name].describe(),
-        "parameters": sum(p.numel() for p in model.parameters()),
+        "parameters": sum(p.numel() for p in read_weights(weights)[0].parameters()),
         "data": {
             "emoji": embedded.digest(f"emoji/{RECIPES[name].style}.parquet"),
             "render": emoji.Recipe(background_part="train").describe(),

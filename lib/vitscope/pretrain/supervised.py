@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
 from vitscope.pretrain import checkpoint
 from vitscope.pretrain.stream import IdentityStream
-from vitscope.pretrain.zoo import SupervisedRecipe, write_weights
+from vitscope.pretrain.zoo import SupervisedRecipe, read_weights, write_weights
 
 CHECKPOINT_EVERY = 60.0  # seconds
 _COMPILE = {"max_autotune": True, "max_autotune_gemm_backends": "CPP,TRITON,ATEN"}
@@ -51,25 +53,56 @@ class Trainer:
         self.recipe, self.folder, self.seed, self.compiled = recipe, folder, seed, compiled
         self.device = torch.device(device)
         self.stream = IdentityStream(style=recipe.style, seed=seed)
-        if recipe.architecture.num_classes != self.stream.num_classes:
-            raise TrainingError(
-                f"the recipe has {recipe.architecture.num_classes} classes, "
-                f"the data {self.stream.num_classes}"
-            )
+        self.check()
         folder.mkdir(parents=True, exist_ok=True)
         torch.manual_seed(seed)
-        self.model = recipe.architecture.build().to(self.device)
+        self.model = self.build().to(self.device)
         block: Any  # torch types every attribute of a module as Tensor | Module
-        for block in self.model.blocks:
+        for block in self.backbone.blocks:
             if self.device.type == "cpu":
                 # the bf16 backward of fused attention is four times slower than explicit attention on CPU
                 block.attn.fused_attn = False
             if compiled:  # block by block: one graph serves all blocks of a model
                 block.compile(dynamic=False, options=_COMPILE)
-        self.optimizers = _optimizers(self.model, recipe)
+        self.optimizers = _optimizers(self.model, self.backbone, recipe)
         self.base_rates = [group["lr"] for o in self.optimizers for group in o.param_groups]
         self.step, self.seconds = 0, 0.0
         self._resume()
+
+    # --- the objective: what another kind of training replaces ---
+
+    def check(self) -> None:
+        """Refuse a recipe that does not fit the data."""
+        if self.recipe.architecture.num_classes != self.stream.num_classes:
+            raise TrainingError(
+                f"the recipe has {self.recipe.architecture.num_classes} classes, "
+                f"the data {self.stream.num_classes}"
+            )
+
+    def build(self) -> nn.Module:
+        """Everything that learns."""
+        return self.recipe.architecture.build()
+
+    @property
+    def backbone(self) -> Any:
+        """The part that is published as a model of the zoo, a `VisionTransformer`."""
+        return self.model
+
+    def objective(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss of a batch, and which of its pictures are named right. Runs under autocast."""
+        logits = self.model(inputs)
+        loss = F.cross_entropy(logits.float(), labels, label_smoothing=self.recipe.label_smoothing)
+        return loss, logits.argmax(1) == labels
+
+    def publish(self, folder: Path, name: str) -> Path:
+        """Write the finished model for the zoo; returns its weight file."""
+        path = folder / f"{name}.safetensors"
+        write_weights(path, self.backbone, self.recipe.architecture)
+        return path
+
+    def classifier(self, weights: Path) -> nn.Module:
+        """Pictures to scores of the seen identities, from the published file."""
+        return read_weights(weights)[0]
 
     # --- state ---
 
@@ -123,8 +156,7 @@ class Trainer:
             group["lr"] = base * self._rate(self.step)
         self.model.train()
         with torch.autocast(self.device.type, torch.bfloat16, enabled=recipe.precision == "bf16"):
-            logits = self.model(inputs)
-        loss = F.cross_entropy(logits.float(), labels, label_smoothing=recipe.label_smoothing)
+            loss, right = self.objective(inputs, labels)
         if not torch.isfinite(loss):
             raise TrainingError(f"loss is {loss.item()} at step {self.step}; the last checkpoint is intact")
         loss.backward()
@@ -133,7 +165,7 @@ class Trainer:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         self.step += 1
-        return loss.item(), (logits.argmax(1) == labels).float().mean().item()
+        return loss.item(), right.float().mean().item()
 
     def run(self, *, minutes: float | None = None, progress: bool | None = None) -> bool:
         """Train until the recipe ends (True) or the budget does (False, resumable)."""
@@ -180,12 +212,14 @@ class Trainer:
         images = self.step * self.recipe.batch
         path = self.folder / "snapshots" / f"{images:07d}.safetensors"
         if images in self.recipe.snapshots and not path.exists():
-            write_weights(path, self.model, self.recipe.architecture)
+            write_weights(path, self.backbone, self.recipe.architecture)
 
 
-def _optimizers(model: torch.nn.Module, recipe: SupervisedRecipe) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the blocks; AdamW for embeddings, norms, biases and the head."""
-    hidden = [p for n, p in model.named_parameters() if n.startswith("blocks.") and p.ndim == 2]
+def _optimizers(
+    model: nn.Module, backbone: VisionTransformer, recipe: SupervisedRecipe
+) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside the backbone's blocks; AdamW for everything else."""
+    hidden = [p for p in backbone.blocks.parameters() if p.ndim == 2]
     chosen = {id(p) for p in hidden}
     rest = [p for p in model.parameters() if id(p) not in chosen]
     decayed = [p for p in rest if p.ndim >= 2]

@@ -70,6 +70,23 @@ class SupervisedRecipe:
         return {"objective": "supervised", "dataset": "emoji_identity", **asdict(self)}
 
 
+@dataclass(frozen=True)
+class ContrastiveRecipe(SupervisedRecipe):
+    """Image–text training: pictures and the Unicode names of their emoji, told apart within a batch.
+
+    The backbone has no head; projection and text tower are published beside it. `embed` is the width of the
+    common space, `text_width`, `text_layers` and `text_heads` shape the text tower.
+    """
+
+    embed: int = 64
+    text_width: int = 96
+    text_layers: int = 2
+    text_heads: int = 3
+
+    def describe(self) -> dict:
+        return {"objective": "contrastive, pictures and names", "dataset": "emoji_identity", **asdict(self)}
+
+
 _SNAPSHOTS = (0, 6_400, 25_600, 102_400, 204_800)
 
 RECIPES: dict[str, SupervisedRecipe] = {
@@ -89,6 +106,8 @@ RECIPES: dict[str, SupervisedRecipe] = {
         )
         for blocks in (6, 12, 18, 24)
     },
+    # the shape of twin_s, taught by names in place of numbers
+    "clip_names": ContrastiveRecipe(Architecture(width=96, depth=12, heads=3), images=204_800),
 }
 
 
