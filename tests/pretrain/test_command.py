@@ -13,7 +13,7 @@ from vitscope import backbones
 from vitscope.data import embedded, emoji
 from vitscope.pretrain import command
 from vitscope.pretrain.supervised import Trainer
-from vitscope.pretrain.zoo import Architecture, SupervisedRecipe, read_weights
+from vitscope.pretrain.zoo import Architecture, SupervisedRecipe, read_weights, write_weights
 
 CLASSES = int((~emoji.identities()["held_out"]).sum())
 RECIPE = SupervisedRecipe(
@@ -82,9 +82,11 @@ def test_card_of_a_gpu_run_names_the_device(monkeypatch, tmp_path):
     monkeypatch.setattr(command, "RECIPES", {"toy": RECIPE})
     monkeypatch.setattr(command, "identity_accuracy", lambda model, style: {})
     model, architecture = tiny_zoo_model()
-    command.write_weights(tmp_path / "toy.safetensors", model, architecture)
+    write_weights(tmp_path / "toy.safetensors", model, architecture)
     (tmp_path / "train.jsonl").write_text("")
-    trainer = SimpleNamespace(seed=0, seconds=1, folder=tmp_path, compiled=True)
+    trainer = SimpleNamespace(
+        seed=0, seconds=1, folder=tmp_path, compiled=True, classifier=lambda path: model
+    )
     card = command.make_card("toy", tmp_path / "toy.safetensors", trainer, device="cuda")
     assert card["command"].endswith("--compile --device cuda")
     assert card["device"].startswith("cuda")
