@@ -1,83 +1,13 @@
-"""Tables, figures and sentences of the chapters, on embedded data and planted curves."""
+"""Tables and figures of the appendices, on embedded data, and where those data come from."""
 
 import json
 
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
-from vitscope import backbones, data, phase_report, pictures, samples, zoo_report
+from vitscope import backbones, data, pictures, samples, zoo_report
 from vitscope.data import embedded, provenance
-from vitscope.metrics.similarity import similarity_floor
-from vitscope.phases import detect_phases
-
-PHASED = [0.05, 0.0, 0.001, 0.0, 0.001, 0.0, 0.001, 0.0, 0.04, 0.09, 0.15]
-FLAT = [0.02] * 11
-
-
-def found(**curves):
-    return {name: detect_phases(curve, states=range(-1, len(curve) - 1)) for name, curve in curves.items()}
-
-
-# --- chapter 01 -------------------------------------------------------------------------------------------
-
-
-def test_sentences_say_what_was_detected():
-    phases = found(a=PHASED, b=FLAT)
-    assert phase_report.count_detected(phases) == {"value": 1, "text": "1 of 2 backbones (a)", "n": 2}
-    cliff = phase_report.cliff_text(phases)
-    assert cliff["text"] == "-0.050 in a (0.050 → 0.000) and +0.000 in b (0.020 → 0.020)"
-    assert cliff["value"] == pytest.approx(-0.025)
-    shape = phase_report.shape_text(phases)
-    assert shape["text"].startswith("0.050 → 0.000 at state 0 → 0.150 in a and ")
-    assert shape["value"] == pytest.approx(0.075)
-
-
-def test_phase_table_has_a_phase_or_a_reason_in_every_cell():
-    table = phase_report.phase_table(found(a=PHASED, b=FLAT)).set_index("backbone")
-    assert table.loc["a", "all three"] == "yes"
-    assert table.loc["a", "cliff"] == "0.050 (33% of the range)"
-    assert table.loc["a", "plateau"].startswith("states 0 to 6, 7 in all")
-    assert table.loc["a", "climb"].startswith("from state 7")
-    assert table.loc["b", "all three"] == "no"
-    assert "not detected, because" in table.loc["b", "cliff"]
-
-
-def test_position_embedding_against_a_known_one():
-    import timm
-
-    from vitscope.capture import capture
-    from vitscope.transforms import Transform
-
-    model = timm.create_model(
-        "vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=32, depth=1, num_heads=2, num_classes=0
-    )
-    with torch.no_grad():
-        model.pos_embed.zero_()
-        model.pos_embed[0, 1:, 0] = 3.0  # the CLS entry stays 0 and must not count
-        model.patch_embed.proj.weight.zero_()
-        model.patch_embed.proj.bias.zero_()
-        model.patch_embed.proj.bias[1] = 2.0
-    backbone = backbones.describe("known", model, Transform(32, 32, (0.5,) * 3, (0.5,) * 3))
-    captured = capture(backbone, torch.zeros(2, 3, 32, 32), norm="none")
-    row = phase_report.pe_table([backbone], {"known": captured}).iloc[0]
-    assert row["mean norm of position embedding"] == pytest.approx(3.0)
-    assert row["mean norm of patch embedding"] == pytest.approx(2.0)
-    assert row["ratio"] == pytest.approx(1.5)
-
-
-def test_floor_is_drawn_when_all_backbones_have_one_number_of_patches():
-    rows = [
-        {"backbone": "twin_s", "statistic": "centred", "state": s, "mean": 0.01 * s, "low": 0.0, "high": 0.1}
-        for s in (-1, 0, 1)
-    ]
-    model = backbones.load("twin_s")
-    figure = phase_report.similarity_figure(pd.DataFrame(rows), "centred", [model])
-    heights = [line.get_ydata()[0] for line in figure.fig.axes[0].lines]
-    assert any(h == pytest.approx(similarity_floor(64)) for h in heights)
-    assert "-0.010 before the position embedding, 0.000 after it, 0.010 at the last layer" in figure.alt
-
 
 # --- appendices -------------------------------------------------------------------------------------------
 

@@ -118,8 +118,9 @@ def onset_text(found: Mapping[str, TradeOff]) -> Reported:
     ]
     onsets = [each.onset for each in found.values()]
     first, last = onsets[0], onsets[-1]
-    known = len(onsets) > 1 and first is not None and last is not None
-    return {"value": last - first if known else None, "text": ", ".join(clauses)}
+    if len(onsets) < 2 or first is None or last is None:
+        return {"value": None, "text": ", ".join(clauses)}
+    return {"value": last - first, "text": ", ".join(clauses)}
 
 
 def costs(models: Sequence[Backbone]) -> pd.DataFrame:

@@ -14,6 +14,7 @@ PAGES = [
     "book/architecture",
     "book/references",
     "notebooks/01_phase_curves",
+    "notebooks/02_information_scrambling",
     "notebooks/data_appendix",
     "notebooks/zoo_appendix",
 ]

@@ -143,6 +143,43 @@ def test_rules_between_parameters():
         resolve("01_phase_curves", overrides={"profile": "smoke"})
 
 
+CHAPTERS_ON_LAYERS = ["01_phase_curves", "02_information_scrambling"]
+
+
+@pytest.mark.parametrize("notebook", CHAPTERS_ON_LAYERS)
+@pytest.mark.parametrize(
+    ("backbones", "series", "twice"),
+    [
+        (["twin_s", "twin_b"], ["depth_06", "twin_b"], "twin_b"),
+        (["twin_s", "twin_s"], [], "twin_s"),
+        (["a", "b"], ["b", "a", "c"], "a, b"),
+    ],
+)
+def test_a_backbone_is_named_once(notebook, backbones, series, twice):
+    given = {"backbones": backbones, "depth_series": series}
+    with pytest.raises(ParameterError, match=f"^{twice}: named twice in backbones and depth_series together"):
+        resolve(notebook, overrides=given)
+    assert resolve(notebook, overrides={**given, "backbones": ["x"], "depth_series": []}).depth_series == []
+
+
+@pytest.mark.parametrize("notebook", CHAPTERS_ON_LAYERS)
+def test_a_weight_file_belongs_to_one_backbone(notebook):
+    file = {"weights": "mine.safetensors"}
+    with pytest.raises(ParameterError, match="name that one: -p backbone=NAME"):
+        resolve(notebook, overrides={**file, "backbones": ["twin_s", "twin_b"]})
+    one = resolve(notebook, overrides=file, text={"backbone": "twin_b", "depth_series": "[]"})
+    assert (one.backbones, one.depth_series, one.weights) == (["twin_b"], [], "mine.safetensors")
+    for random in ("random", "random:7"):
+        assert len(resolve(notebook, overrides={"weights": random}).backbones) == 2
+
+
+def test_own_dataset_may_be_the_same_as_dataset():
+    assert resolve("01_phase_curves", "paper").own_dataset == "imagenet"
+    assert resolve("01_phase_curves", "paper", text={"dataset": "digits"}).own_dataset == "digits"
+    assert resolve("01_phase_curves", text={"own_dataset": "same"}).own_dataset == "emoji_group"
+    assert resolve("01_phase_curves", "paper", text={"own_dataset": "none"}).own_dataset is None
+
+
 def test_changed_lists_departures_from_the_profile():
     assert resolve("01_phase_curves", "smoke").changed() == {}
     assert resolve("01_phase_curves", "smoke", text={"seed": "3"}).changed() == {"seed": 3}

@@ -107,6 +107,32 @@ def test_what_is_no_number_is_refused(begin, key, value, message):
         begin().report(key, value)
 
 
+def test_a_number_for_each_name_stands_under_its_own_key(begin):
+    run = begin()
+    rows = {
+        "twin_s": {"value": 1.5, "spread": (1.0, 2.0), "n": 3, "unit": "points", "text": "1.5 points"},
+        "vit.augreg_in1k": {"value": 2},
+        "My Nét, PE × 0.5": {"value": None, "text": "nothing (it has no CLS token)"},
+    }
+    run.report_each("fall", rows)
+    run.report_each("nobody", {})
+    run.finish()
+    numbers = Record.load(run.folder).numbers
+    assert list(numbers) == ["fall.twin_s", "fall.vit.augreg_in1k", "fall.my-n-t--pe---0.5"]
+    first = numbers["fall.twin_s"]
+    assert (first.value, first.spread, first.n, first.unit) == (1.5, (1.0, 2.0), 3, "points")
+    assert first.text == "1.5 points"
+    assert numbers["fall.my-n-t--pe---0.5"].text == "nothing (it has no CLS token)"
+
+
+def test_names_that_become_one_key_are_refused(begin):
+    run = begin()
+    with pytest.raises(ValueError, match=r"'fall\.a-b' was already used"):
+        run.report_each("fall", {"a b": {"value": 1}, "a-b": {"value": 2}})
+    with pytest.raises(ValueError, match="needs a text"):
+        run.report_each("other", {"a": {"value": None}})
+
+
 def test_names_are_unique_and_a_finished_run_is_closed(begin):
     run = begin()
     run.report("a", 1)
