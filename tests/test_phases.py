@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitscope.phases import detect_phases
+from vitscope.phases import SHORTEST_CURVE, detect_phases, undetected
 from vitscope.segments import fit_segments
 
 
@@ -176,6 +176,43 @@ def test_the_summary_says_what_was_found_and_what_was_not():
 def test_bad_curves_are_refused_by_name(curve, options, message):
     with pytest.raises(ValueError, match=message):
         detect_phases(curve, **options)
+
+
+# --- curves too short for the rules ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("values", [[0.3, 0.1, 0.2], np.array([0.3, 0.1, 0.2])])
+def test_a_short_curve_has_no_phase_and_the_same_reason_for_each(values):
+    phases = undetected(values, [-1, 0, 1])
+    assert (phases.cliff, phases.plateau, phases.climb, phases.segmented) == (None, None, None, None)
+    assert not phases.detected
+    assert phases.states == (-1, 0, 1)
+    assert phases.values == (0.3, 0.1, 0.2)
+    assert all(type(v) is float for v in phases.values)
+    assert (phases.interval, phases.support) == ({}, {})
+    assert set(phases.reasons) == {"cliff", "plateau", "climb"}
+    assert set(phases.reasons.values()) == {
+        "not detected, because phases need a curve of 5 states or more, got 3"
+    }
+
+
+def test_the_row_of_a_short_curve_has_the_columns_of_any_other_and_no_numbers():
+    row = undetected([0.3, 0.1], [-1, 0]).row()
+    assert list(row) == list(detect_phases(planted()).row())
+    assert set(row.values()) == {None}
+
+
+def test_the_summary_of_a_short_curve_is_its_reasons_alone():
+    reason = "not detected, because phases need a curve of 5 states or more, got 2"
+    expected = f"Cliff {reason}. Plateau {reason}. Climb {reason}."
+    assert undetected([0.3, 0.1], [-1, 0]).summary() == expected
+
+
+def test_the_shortest_curve_is_detected_and_not_refused():
+    curve = planted()[:SHORTEST_CURVE]
+    assert detect_phases(curve).segmented is not None
+    with pytest.raises(ValueError, match="5 states or more, got 4"):
+        detect_phases(curve[:-1])
 
 
 # --- the fit by pieces, against exhaustive search -----------------------------------------------------------

@@ -55,9 +55,19 @@ def capture_all(
     The test capture has all measures of similarity: the one centred by the dataset subtracts, per state, the
     mean patch token of the *training* pictures. `attention` says, per backbone, what else to take of the test
     part's attention maps beside the usual statistics; None takes nothing of them.
+    A backbone that comes twice is captured once. Errors: `ValueError` for two backbones of one name with
+    different weights; else as `capture`.
     """
-    found = {}
+    found: dict[str, dict[str, Capture]] = {}
+    digests: dict[str, str] = {}
     for b in backbones:
+        if digests.setdefault(b.name, b.digest) != b.digest:
+            raise ValueError(
+                f"two backbones with different weights are named {b.name!r}; give one of them another name "
+                "with dataclasses.replace"
+            )
+        if b.name in found:
+            continue
         seen = capture(b, train, norm=norm, reductions=("cls", "patch_mean"), batch_size=batch_size)
         assert seen.patch_mean is not None  # it was asked for
         means = dict(zip(seen.states, seen.patch_mean.mean(1), strict=True))
