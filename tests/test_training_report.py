@@ -4,8 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helpers import tiny_zoo_model, toy_images
+from helpers import tiny, tiny_zoo_model, toy_images
 from vitscope import backbones, layerwise, training_report
+from vitscope.errors import UnknownName
 from vitscope.phases import detect_phases, undetected
 from vitscope.training_report import Followed
 from vitscope.transforms import Transform
@@ -109,3 +110,41 @@ def test_pictures_of_one_thing_are_drawn_together():
     captures = layerwise.capture_all([model(0)], toy_images(30), test, norm="none")["net"]
     expected = layerwise.similarity_table({"net": captures["test"]}, test.extras["identity"])
     pd.testing.assert_frame_equal(followed.similarity.drop(columns="images"), expected)
+
+
+def test_seed_and_identities_reach_probes_and_phases(monkeypatch):
+    """Groups are the identities of training pictures, clusters those of test pictures."""
+    told = {}
+
+    def spy(name):
+        plain = getattr(training_report, name)
+
+        def call(*args, **options):
+            told[name] = (args, options)
+            return plain(*args, **options)
+
+        monkeypatch.setattr(training_report, name, call)
+
+    for name in ("probe_layers", "detect"):
+        spy(name)
+    train, test = toy_images(30), toy_images(20)
+    train.extras["identity"], test.extras["identity"] = np.arange(30) // 3, np.arange(20) // 2
+    Followed({0: model(0)}, train, test, norm="none", seed=11)
+    options = told["probe_layers"][1]
+    assert options["seed"] == 11
+    np.testing.assert_array_equal(options["groups"], train.extras["identity"])
+    np.testing.assert_array_equal(options["clusters"], test.extras["identity"])
+    np.testing.assert_array_equal(told["detect"][0][1], test.extras["identity"])
+
+
+def test_a_model_without_cls_has_one_column_of_accuracy():
+    table = Followed({7: tiny("siglip")}, toy_images(30), toy_images(20), norm="none", seed=0).table
+    assert [name for name in table if name.endswith("(%)")] == ["last mean patch token (%)"]
+
+
+def test_a_model_without_snapshots_has_one_moment_and_an_unknown_one_none():
+    (found,) = training_report.moments("twin_b", device="cpu").items()
+    assert found[0] == backbones.card("twin_b")["recipe"]["images"]
+    assert found[1].name == "twin_b"
+    with pytest.raises(UnknownName, match="Unknown zoo model 'twin_z'"):
+        training_report.moments("twin_z")
