@@ -86,11 +86,16 @@ def backbones() -> Listing:
 
 def datasets() -> Listing:
     from vitscope import data
-    from vitscope.data import tasks
+    from vitscope.data import shifts, tasks
 
+    described = tasks.DESCRIPTIONS | shifts.DESCRIPTIONS
     here = set(data.available(embedded_only=True))
     rows = [
-        (name, "embedded" if name in here else "hub", tasks.DESCRIPTIONS.get(name.partition("@")[0], ""))
+        (
+            name,
+            "embedded" if name in here else "hub",
+            described.get(name, described.get(name.partition("@")[0], "")),
+        )
         for name in data.available()
     ]
     title = (

@@ -2,6 +2,7 @@
 
 import time
 
+import numpy as np
 import pytest
 
 from helpers import counted_connections, encoded, photo
@@ -77,10 +78,10 @@ def test_offline_switches(monkeypatch, switch, value, expected):
 # --- with a stand-in for the hub --------------------------------------------------------------------------
 
 
-def rows(columns: dict, names: list[str] | None = None, label: str = "label"):
+def rows(columns: dict, names: list[str] | None = None, label: str = "label", kind: str = "int64"):
     """An in-memory dataset as `load_dataset` would return it."""
     image = next(c for c in columns if c in ("image", "img", "jpg"))
-    features = datasets.Features({c: datasets.Value("int64") for c in columns})
+    features = datasets.Features({c: datasets.Value(kind) for c in columns})
     features[image] = datasets.Image()
     if names:
         features[label] = datasets.ClassLabel(names=names)
@@ -183,9 +184,204 @@ def test_missing_package_is_explained(monkeypatch):
         data.load("cifar100", "test")
 
 
+# --- groups -----------------------------------------------------------------------------------------------
+
+
+def test_celeba_has_the_label_and_groups_of_its_attributes(served):
+    columns = {
+        "image": [0, 1, 2, 3],
+        "Blond_Hair": [True, False, True, False],
+        "Male": [False, True, True, False],
+    }
+    calls = served(rows(columns, kind="bool"))
+    images = data.load("celeba", "validation")
+    assert calls[0][0] == ("flwrlabs/celeba", "img_align+identity+attr")
+    assert calls[0][1]["split"] == "valid"
+    assert images.classes == ("not blond", "blond")
+    assert images.labels.tolist() == [1, 0, 1, 0]
+    assert images.extras["Male"].tolist() == [0, 1, 1, 0]
+    assert images.extras["group"].tolist() == [2, 1, 3, 0]
+    assert images.source["groups"] == [
+        "not blond, Male not male", "not blond, Male male", "blond, Male not male", "blond, Male male",
+    ]  # fmt: skip
+    assert "non-commercial" in images.source["licence"]
+    found = images.select([2, 0])
+    assert found.extras["group"].tolist() == [3, 2]
+
+
+def test_all_one_value_of_an_attribute_keeps_both_classes(served):
+    """The sorted distinct values would make `True` class 0 of a split that holds no other."""
+    served(rows({"image": [0, 1], "Blond_Hair": [True, True], "Male": [False, False]}, kind="bool"))
+    images = data.load("celeba", "test")
+    assert images.labels.tolist() == [1, 1]
+    assert images.classes == ("not blond", "blond")
+
+
+def test_attributes_as_zero_and_one_are_read_and_minus_one_is_refused(served):
+    served(rows({"image": [0, 1], "Blond_Hair": [1, 0], "Male": [0, 1]}))
+    assert data.load("celeba", "test").extras["group"].tolist() == [2, 1]
+    served(rows({"image": [0, 1], "Blond_Hair": [1, -1], "Male": [0, 1]}))
+    with pytest.raises(UnlabelledError, match="column Blond_Hair: holds -1; expected booleans, 0 and 1"):
+        data.load("celeba", "test")
+    served(rows({"image": [0, 1], "Blond_Hair": [1, 0], "Male": [0, 2]}))
+    with pytest.raises(UnlabelledError, match="column Male: holds 2"):
+        data.load("celeba", "test")
+
+
+def test_digest_follows_the_attribute(served):
+    def digest(male):
+        served(rows({"image": [0, 1], "Blond_Hair": [1, 0], "Male": male}))
+        return data.load("celeba", "test").digest
+
+    assert len({digest([0, 1]), digest([1, 1])}) == 2
+
+
+@pytest.mark.parametrize("declared", [None, ["Landbird", "Waterbird"]])
+def test_waterbirds(served, declared):
+    columns = {"image": [0, 1, 2], "label": [0, 1, 1], "place": [1, 0, 1], "bird": [5, 6, 7]}
+    calls = served(rows(columns, declared))
+    images = data.load("waterbirds", "test")
+    assert calls[0][0][0] == "grodino/waterbirds"
+    assert [c.lower() for c in images.classes] == ["landbird", "waterbird"]
+    assert images.extras["group"].tolist() == [1, 2, 3]
+    assert images.source["groups"][1].lower() == "landbird, place water"
+
+
+def test_places_as_texts_are_mapped(served):
+    made = rows({"image": [0, 1], "label": [0, 1], "place": [0, 1]})
+    made = made.remove_columns("place").add_column("place", ["water", "land"])
+    served(made)
+    assert data.load("waterbirds", "test").extras["place"].tolist() == [1, 0]
+
+
+def test_missing_group_column_is_named(served):
+    served(rows({"image": [0, 1], "label": [0, 1]}))
+    with pytest.raises(ValueError, match="waterbirds has no column 'place'; it has image, label"):
+        data.load("waterbirds", "test")
+
+
+def test_another_label_column_may_be_chosen(served):
+    served(rows({"image": [0, 1, 2], "Blond_Hair": [1, 0, 1], "Male": [0, 1, 1], "Smiling": [0, 0, 1]}))
+    images = data.load("celeba", "test", label_column="Smiling")
+    assert images.classes == ("0", "1")
+    assert images.extras["group"].tolist() == [0, 1, 3]
+
+
+# --- corrupted sets ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hub_arrays(monkeypatch, tmp_path):
+    """Let `hf_hub_download` give small arrays, as from a cache; what is asked for is recorded."""
+    import huggingface_hub
+
+    pictures = np.arange(10, dtype=np.uint8)[:, None, None, None] * np.ones((1, 4, 4, 3), dtype=np.uint8)
+    np.save(tmp_path / "frost.npy", pictures)
+    np.save(tmp_path / "labels.npy", np.tile([1, 0], 5))
+    calls = []
+
+    def download(repo, file, **kwargs):
+        calls.append((repo, file, kwargs))
+        if not (tmp_path / file).is_file():
+            raise FileNotFoundError(f"{file} is not cached")
+        return str(tmp_path / file)
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    return calls
+
+
+@pytest.mark.parametrize("name", ["cifar10-c/frost/4"])
+def test_cifar10_c_reads_two_files_of_its_repository(hub_arrays, name):
+    images = data.load(name, "test")
+    assert [(repo, file) for repo, file, _ in hub_arrays] == [
+        ("YashP54/cifar10-c", "frost.npy"), ("YashP54/cifar10-c", "labels.npy"),
+    ]  # fmt: skip
+    assert all(kwargs == {"repo_type": "dataset"} for *_, kwargs in hub_arrays)
+    assert images.pixels()[:, 0, 0, 0].tolist() == [6, 7]
+    assert images.labels.tolist() == [1, 0]
+    assert images.name == name
+
+
+def test_train_of_a_corrupted_set_is_the_clean_train(served):
+    calls = served(rows({"img": [0, 1], "label": [1, 0]}, ["a", "b"]))
+    for name in ("cifar10-c/fog/3", "cifar10-c"):
+        images = data.load(name, "train")
+        assert calls[-1][0][0] == "uoft-cs/cifar10"
+        assert images.name == "cifar10"
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "kind", "message"),
+    [
+        (
+            "cifar10-c",
+            "test",
+            ValueError,
+            "cifar10-c needs a corruption and a severity; write cifar10-c/CORR",
+        ),
+        ("cifar10-c/fog", "test", ValueError, "needs a corruption and a severity"),
+        ("YashP54/cifar10-c", "test", ValueError, "write cifar10-c/CORRUPTION"),
+        ("cifar10-c/forst/3", "test", UnknownName, "Did you mean 'frost'"),
+        ("cifar10-c/fog/6", "test", ValueError, "severity must be 1, 2, 3, 4 or 5, got 6"),
+        ("cifar10-c/fog/3", "validation", ValueError, r"has the splits train \(clean\) and test"),
+        ("waterbirds/fog/3", "test", ValueError, "waterbirds has no corruptions; write 'waterbirds'"),
+        ("cifar10-c/snow/3", "test", hub.NotReachable, "cannot be fetched .*Licence: CC BY 4.0"),
+    ],
+)
+def test_bad_addresses_of_corrupted_sets(hub_arrays, name, split, kind, message):
+    with pytest.raises(kind, match=message):
+        data.load(name, split)
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("cifar100-c/fog/3", ("loading script", "never run", "FOLDER/CORRUPTION/SEVERITY", "CC BY 4.0")),
+        ("cifar100-c", ("loading script", "labels.npy")),
+        ("imagenet200-c", ("no hub copy is known", "train/", "test/", "OpenOOD", "Licence")),
+        ("randall-lab/cifar10-c", ("loading script", "use 'cifar10-c'")),
+        ("randall-lab/cifar100-c", ("loading script", "use 'cifar100-c'")),
+        ("HuggingFaceM4/FGVC-Aircraft", ("loading script", "use 'fgvc_aircraft'")),
+    ],
+)
+def test_sets_that_need_code_are_refused_without_a_connection(name, parts):
+    with counted_connections() as attempts, pytest.raises(hub.NotReachable) as caught:
+        data.load(name, "test")
+    assert attempts == []
+    for part in parts:
+        assert part in str(caught.value)
+
+
+# --- the registry -----------------------------------------------------------------------------------------
+
+
+def test_registry_names_the_sets_of_paper_b():
+    assert len(hub.IN_DISTRIBUTION) == 16
+    assert len(hub.SHIFTED) == 5
+    assert {*hub.IN_DISTRIBUTION, *hub.SHIFTED, "imagenet"} == set(hub.HUB_SETS)
+    assert set(hub.HUB_SETS) <= set(data.available())
+    assert not set(hub.HUB_SETS) & set(data.available(embedded_only=True))
+
+
 def test_registry_is_consistent():
-    paths = [s.path for s in hub.HUB_SETS.values()]
-    assert len(set(paths)) == len(paths) == 16
-    for known in hub.HUB_SETS.values():
-        assert known.path.count("/") == 1
-        assert {"train", "test"} <= set(dict(known.splits))
+    paths = [s.path for s in hub.HUB_SETS.values() if s.path]
+    assert len(set(paths)) == len(paths)
+    for name, known in hub.HUB_SETS.items():
+        assert known.path.count("/") == 1 or known.refused
+        assert known.licence
+        assert {"train", "test"} <= set(dict(known.splits)) or known.clean
+        assert known.clean is None or (name in hub.SHIFTED and known.clean in hub.HUB_SETS)
+    assert set(hub.SCRIPTED.values()) <= set(hub.HUB_SETS)
+    assert not set(hub.SCRIPTED) & set(paths)
+
+
+def test_licence_is_part_of_what_is_missing(offline):
+    with (
+        counted_connections(),
+        pytest.raises(hub.NotReachable, match=r"Licence: non-commercial research.*gated"),
+    ):
+        data.load("imagenet", "test")
+    with counted_connections(), pytest.raises(hub.NotReachable) as caught:
+        data.load("someone/unheard-of", "test")
+    assert "Licence" not in str(caught.value)

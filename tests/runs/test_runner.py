@@ -319,3 +319,23 @@ def test_preflight_lists_everything_that_is_missing(book, monkeypatch):
     assert "vit_small_patch14_dinov2.lvd142m" in text
     assert "cifar100" in text
     assert "offline mode is on" in text
+
+
+def test_preflight_knows_addressed_sets(book, monkeypatch, tmp_path):
+    """A corruption and a severity belong to the name of a shifted set; arrays are found by their path."""
+    import numpy as np
+
+    from vitscope.runs.schema import resolve
+
+    def check(dataset):
+        preflight.check(resolve("01_phase_curves", overrides={"dataset": dataset}), book.notebooks)
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    check("fashion_mnist-c/fog/3")
+    np.save(tmp_path / "labels.npy", np.zeros(50_000, dtype=np.int64))
+    np.save(tmp_path / "fog.npy", np.zeros((5, 2, 2, 3), dtype=np.uint8))
+    check(str(tmp_path / "fog/3"))
+    with pytest.raises(preflight.PreflightError, match="offline mode is on"):
+        check("cifar10-c/fog/3")
+    with pytest.raises(preflight.PreflightError, match="imagenet200-c"):
+        check("imagenet200-c")

@@ -4,13 +4,15 @@ Each emoji task takes one art style, by name: `emoji_group` is Noto, `emoji_grou
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
 
-from vitscope.data import embedded, emoji
+from vitscope.data import backgrounds, embedded, emoji
 from vitscope.data.files import load_parquet
 from vitscope.data.images import Images, Pixels, fingerprint
+from vitscope.data.seeding import uniforms
 from vitscope.errors import unknown
 
 TASK_SEED = 77_000_000  # keeps task renders apart from every pretraining stream
@@ -22,6 +24,14 @@ RENDERS = {
     "emoji_group": {"train": 4, "test": 8},
     "emoji_subgroup": {"train": 4, "test": 8},
     "emoji_novel": {"train": 5, "test": 8},
+}
+PLACES = "emoji_places"
+PLACE_SEED = 66_000_000  # keeps these renders apart from those of the other tasks and of pretraining
+PLACE_RENDERS = 8
+ALIGNED = 0.95  # share of training pictures whose background is that of their class, as in Waterbirds
+SIDES = {
+    "living things and food": ("Animals & Nature", "Food & Drink"),
+    "objects and activities": ("Objects", "Activities"),
 }
 DESCRIPTIONS = {
     "emoji_identity": "which seen emoji is it; fresh renders of the identities that pretraining knows",
@@ -88,6 +98,68 @@ def _emoji_task(task: str, split: str, *, style: str, seed: int) -> Images:
     )  # fmt: skip
 
 
+def load_places(split: str, *, seed: int = 0) -> Images:
+    """Two classes over two kinds of background: in training 95 % of a class has its own kind.
+
+    Test pictures are pairs: the same held-out identity, pose and light over a photograph and over a texture,
+    so groups differ in the background alone. `extras`: `identity`, `place` (0 photograph, 1 texture) and
+    `group` = 2·label + place, with the groups' names in `source["groups"]`.
+
+    Design: Sagawa et al., "Distributionally robust neural networks for group shifts" (ICLR 2020).
+    """
+    if split not in SPLITS:
+        raise ValueError(f"{PLACES} has the splits {', '.join(SPLITS)}, not {split!r}")
+    table = emoji.identities()
+    side = np.full(len(table), -1)
+    for k, groups in enumerate(SIDES.values()):
+        side[table["group"].isin(groups).to_numpy()] = k
+    chosen = np.flatnonzero((table["held_out"].to_numpy() == (split == "test")) & (side >= 0))
+    numbers = np.tile(chosen, PLACE_RENDERS)
+    ids = np.arange(len(numbers)) // len(chosen) * 10_000 + numbers + (10**8 if split == "test" else 0)
+    render_seed = PLACE_SEED + seed
+    if split == "test":
+        numbers, ids = numbers.repeat(2), ids.repeat(2)
+        place = np.arange(len(numbers)) % 2
+    else:
+        # a render uses 18 numbers of its stream, so the 19th is independent of the picture
+        place = _misleading(side[numbers], uniforms(render_seed, ids, 19)[:, 18])
+    labels, style, recipe = side[numbers], emoji.STYLES[0], emoji.Recipe(background_part="test")
+
+    def read(indices: np.ndarray) -> Pixels:
+        out = torch.empty(len(indices), 3, recipe.size, recipe.size, dtype=torch.uint8)
+        for k, kind in enumerate(backgrounds.KINDS):
+            here = np.flatnonzero(place[indices] == k)
+            if len(here):
+                which = indices[here]
+                out[torch.from_numpy(here)] = emoji.render(
+                    numbers[which], ids[which], style=style, seed=render_seed,
+                    recipe=replace(recipe, background_kind=kind),
+                )  # fmt: skip
+        return out
+
+    return Images(
+        name=PLACES, split=split, labels=labels, classes=tuple(SIDES),
+        ids=np.array([f"{split}-{i:09d}-{backgrounds.KINDS[k]}" for i, k in zip(ids, place, strict=True)]),
+        digest=fingerprint(PLACES, split, style, render_seed, recipe.describe(), numbers, ids, place,
+                           embedded.digest(f"emoji/{style}.parquet")),
+        source={"kind": "embedded", "style": style, "seed": seed, "render": recipe.describe(),
+                "aligned": ALIGNED if split == "train" else 0.5, "identities": len(chosen),
+                "groups": [f"{c}, {kind}" for c in SIDES for kind in backgrounds.KINDS]},
+        read=read,
+        extras={"identity": numbers, "place": place, "group": 2 * labels + place},
+    )  # fmt: skip
+
+
+def _misleading(labels: np.ndarray, u: np.ndarray) -> np.ndarray:
+    """Place = label but for the share 1 − `ALIGNED` of each class with the smallest `u`."""
+    place = labels.copy()
+    for c in np.unique(labels):
+        members = np.flatnonzero(labels == c)
+        few = members[np.argsort(u[members], kind="stable")][: round((1 - ALIGNED) * len(members))]
+        place[few] = 1 - c
+    return place
+
+
 def _fashion(split: str) -> Images:
     images = load_parquet(embedded.verified(f"fashion_mnist/{split}.parquet"), split)
     return _renamed(images, "fashion_mnist", split)
@@ -113,8 +185,6 @@ def _digits(split: str) -> Images:
 
 
 def _renamed(images: Images, name: str, split: str) -> Images:
-    from dataclasses import replace
-
     ids = np.array([f"{split}-{i}" for i in images.ids])
     return replace(images, name=name, ids=ids, source={**images.source, "kind": "embedded"})
 

@@ -73,12 +73,16 @@ def _backbone(name: str, weights: str, folder: Path) -> None:
 
 def _dataset(name: str, folder: Path) -> None:
     from vitscope import data
-    from vitscope.data import hub
+    from vitscope.data import hub, shifts
     from vitscope.errors import unknown
 
-    if name in data.available(embedded_only=True) or (folder / Path(name).expanduser()).exists():
+    path_of = folder / Path(name).expanduser()
+    if data.is_embedded(name) or path_of.exists() or shifts.array_root(str(path_of)):
         return
-    known = hub.HUB_SETS.get(name)
+    # a shifted set of the hub is named with its corruption and severity: cifar10-c/fog/3
+    known = hub.HUB_SETS.get(name) or hub.HUB_SETS.get(name.partition("/")[0])
+    if known is not None and known.refused:
+        raise ValueError(f"dataset {name!r}: {known.refused}")
     if known is None and (name.count("/") != 1 or name.startswith((".", "/", "~"))):
         if "/" in name or Path(name).suffix:
             raise FileNotFoundError(f"no such folder or Parquet file: {name}")
