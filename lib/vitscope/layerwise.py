@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -14,6 +15,7 @@ from vitscope.backbones import Backbone
 from vitscope.capture import Capture, capture
 from vitscope.conditions import Condition
 from vitscope.data.images import Images
+from vitscope.features import features as cached_features
 from vitscope.intervals import bootstrap_mean
 from vitscope.probes import ProbeSet, fit_probes
 from vitscope.reductions import DEFAULT, REDUCTIONS, similarity_by_dataset
@@ -49,12 +51,14 @@ def capture_all(
     norm: str,
     attention: Callable[[Backbone], Mapping[str, MapStatistic]] | None = None,
     batch_size: int | str = "auto",
+    cache: Path | None = None,
 ) -> dict[str, dict[str, Capture]]:
     """Capture both parts with each backbone: name of backbone -> "train" | "test" -> `Capture`.
 
     The test capture has all measures of similarity: the one centred by the dataset subtracts, per state, the
     mean patch token of the *training* pictures. `attention` says, per backbone, what else to take of the test
     part's attention maps beside the usual statistics; None takes nothing of them.
+    `cache` is a folder in which features of the training part are kept and found again.
     A backbone that comes twice is captured once. Errors: `ValueError` for two backbones of one name with
     different weights; else as `capture`.
     """
@@ -68,7 +72,7 @@ def capture_all(
             )
         if b.name in found:
             continue
-        seen = capture(b, train, norm=norm, reductions=("cls", "patch_mean"), batch_size=batch_size)
+        seen = cached_features(b, train, norm=norm, folder=cache, batch_size=batch_size)
         assert seen.patch_mean is not None  # it was asked for
         means = dict(zip(seen.states, seen.patch_mean.mean(1), strict=True))
         reductions = {name: REDUCTIONS[name] for name in (*DEFAULT, "cls_patch_cosine")}
@@ -120,10 +124,10 @@ def stacked_features(captured: Capture) -> tuple[torch.Tensor, list[tuple[str, i
     """Features of all kinds and states [S', N, D] with their (kind, state); CLS only where it exists."""
     kinds: dict[str, torch.Tensor | None] = {"cls": captured.cls, "patch_mean": captured.patch_mean}
     rows, keys = [], []
-    for kind, features in kinds.items():
-        if features is None:
+    for kind, by_state in kinds.items():
+        if by_state is None:
             continue
-        for state, values in zip(captured.states, features, strict=True):
+        for state, values in zip(captured.states, by_state, strict=True):
             if torch.isnan(values).all():
                 continue  # no CLS token before the position embedding
             rows.append(values)

@@ -106,6 +106,16 @@ class Run:
     def is_smoke(self) -> bool:
         return self.params.profile == "smoke"
 
+    @property
+    def cache(self) -> Path | None:
+        """Where features may be kept between runs: `.vitscope/cache` of the book; None outside a clone."""
+        from vitscope.runs.layout import Project, ProjectError
+
+        try:
+            return Project.find().state / "cache" / "features"
+        except ProjectError:
+            return None
+
     def report(
         self,
         key: str,
