@@ -1,0 +1,253 @@
+"""MLP probes of every state at once: one hidden layer, as paper B's probes on frozen features have.
+
+Paper B (2607.10391) calls its probes MLPs; their width and training were not found, so these are ours. The
+protocol is that of `probes`, the same for every state, and `mlp` has the networks:
+
+1. Split: a share of each class is held out of the training images for validation, or of the groups of each
+   class, or a set of your own is.
+2. Standardise with the mean and deviation of the training part.
+3. Train a network for every decay of the grid, and keep the epoch of least validation cross-entropy.
+4. Choose, per state, the decay that is right most often on validation, the strongest if several tie.
+
+Test images play no part. Validation images choose the epoch, so there is no second fit that includes them.
+A state has the same probe alone as among others, up to rounding.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from vitscope.mlp import Network, apply, fit_mlps
+from vitscope.probes import Validation
+from vitscope.splits import Labels, distinct, encode, stratified
+
+DECAYS: tuple[float, ...] = (10.0, 1.0, 0.1)
+"""Decays of the weights: a step at learning rate r shrinks them by 1 − r · decay."""
+
+
+@dataclass(frozen=True)
+class MLPProbeSet:
+    """Fitted MLP probes of S states over C classes with H hidden units; made by `fit_mlp_probes`.
+
+    The `network` acts on standardised features (x − mean)/scale. `validation_accuracy` is per state and
+    decay, columns as in `grid`, each at its own best epoch; `chosen_decay` and `chosen_epoch` (from 1) are
+    per state. `majority` is the most frequent class among the `images` fitted. `warnings` says in sentences
+    what a reader of the numbers should know; it is empty when all is well.
+    """
+
+    classes: tuple[int, ...] | tuple[str, ...]
+    mean: Float[Tensor, "S D"]
+    scale: Float[Tensor, "S D"]
+    network: Network
+    grid: tuple[float, ...]
+    validation_accuracy: Float[Tensor, "S G"]
+    chosen_decay: Float[Tensor, " S"]
+    chosen_epoch: Int[Tensor, " S"]
+    majority: int | str
+    images: int
+    warnings: tuple[str, ...]
+
+    @torch.no_grad()
+    def logits(self, features: Float[Tensor, "S N D"]) -> Float[Tensor, "S N C"]:
+        """Scores of every class, before any softmax. Raises ValueError for other shapes, NaN and inf."""
+        _check_finite(features)
+        states, width = self.mean.shape
+        if (features.shape[0], features.shape[2]) != (states, width):
+            raise ValueError(
+                f"these probes were fitted on {states} states of width {width}, "
+                f"got features of shape {tuple(features.shape)}"
+            )
+        standard = _standardise(features, self.mean, self.scale)
+        # one state after the other: the hidden units of all would be large
+        parts = (
+            apply(Network(*(p[s : s + 1] for p in self.network)), standard[s : s + 1]) for s in range(states)
+        )
+        return torch.cat(list(parts))
+
+    def accuracy(self, features: Float[Tensor, "S N D"], labels: Labels) -> dict[str, Tensor]:
+        """Shares of right answers in [0, 1]: "accuracy" [S], "balanced_accuracy" [S] and "majority" [].
+
+        As `ProbeSet.accuracy` has them.
+        """
+        codes = _encode(features, labels, self.classes)
+        right = (self.logits(features).argmax(2) == codes).double()
+        recalls = torch.stack([right[:, codes == c].mean(1) for c in codes.unique()], 1)
+        named = torch.tensor([c == self.majority for c in self.classes], device=codes.device)
+        return {
+            "accuracy": right.mean(1),
+            "balanced_accuracy": recalls.mean(1),
+            "majority": named[codes].double().mean(),
+        }
+
+
+@torch.no_grad()
+def fit_mlp_probes(
+    features: Float[Tensor, "S N D"],
+    labels: Labels,
+    *,
+    hidden: int = 128,
+    grid: Sequence[float] = DECAYS,
+    validation: Validation = 0.2,
+    groups: np.ndarray | None = None,
+    epochs: int = 25,
+    batch_size: int = 128,
+    learning_rate: float = 5e-3,
+    seed: int = 0,
+    names: Sequence[str] | None = None,
+) -> MLPProbeSet:
+    """Fit an MLP probe to each state; the protocol is at the top of this file.
+
+    `features` hold one vector per state and image, in any float precision (computed in float32); `labels` are
+    N integers or strings. `grid`: decays to choose from. `validation`: the share of each class to hold out,
+    or a pair (features, labels); with `groups` [N] of images that belong together, the share of the groups of
+    each class. `learning_rate` is that of the first step; it falls to 0 over the `epochs`.
+    `seed` decides the held-out images, the start and the order. `names` say what warnings call each state, if
+    not 0 … S−1.
+
+    Raises ValueError for features that are not finite (naming the state), labels that are missing, −1,
+    fractions or all alike, validation classes that training lacks, numbers out of range, and training that
+    diverges.
+
+    >>> x = torch.rand(2, 300, 2, generator=torch.Generator().manual_seed(0)) - 0.5
+    >>> labels = (x[1, :, 0] > 0) != (x[1, :, 1] > 0)  # state 1 has it, but no line divides the classes
+    >>> probes = fit_mlp_probes(x[:, :200], labels[:200], hidden=32, batch_size=16)
+    >>> first, second = probes.accuracy(x[:, 200:], labels[200:])["accuracy"].tolist()
+    >>> first < 0.7, second > 0.9
+    (True, True)
+    """
+    decays = _strong_to_weak(grid)
+    called = [str(s) for s in range(len(features))] if names is None else list(names)
+    if len(called) != len(features):
+        raise ValueError(f"{len(called)} names for {len(features)} states")
+    classes = distinct(labels)
+    (x, codes), (held_x, held_codes) = _split(features, labels, classes, validation, groups, seed)
+    mean, scale = _moments(x)
+    found = fit_mlps(
+        _standardise(x, mean, scale), codes, _standardise(held_x, mean, scale), held_codes, len(classes),
+        decays, hidden=hidden, epochs=epochs, batch_size=batch_size,
+        learning_rate=learning_rate, seed=seed,
+    )  # fmt: skip
+    diverged = [name for name, fine in zip(called, found.loss.isfinite().all(1), strict=True) if not fine]
+    if diverged:
+        raise ValueError(f"training diverged for states {', '.join(diverged)}: lower learning_rate")
+    best = found.right.argmax(1)  # the first of several equals: the strongest
+    at = (torch.arange(len(x), device=x.device), best)
+    return MLPProbeSet(
+        classes=classes,
+        mean=mean,
+        scale=scale,
+        network=Network(*(p[at] for p in found.networks)),
+        grid=decays,
+        validation_accuracy=found.right,
+        chosen_decay=torch.tensor(decays, device=x.device)[best],
+        chosen_epoch=found.epoch[at],
+        majority=classes[int(codes.bincount().argmax())],
+        images=len(codes),
+        warnings=_warnings(found.right, best, len(held_codes), decays, called),
+    )
+
+
+def _split(
+    features: Tensor,
+    labels: Labels,
+    classes: Sequence,
+    validation: Validation,
+    groups: np.ndarray | None,
+    seed: int,
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    _check_finite(features)
+    codes = _encode(features, labels, classes)
+    if isinstance(validation, tuple):
+        if groups is not None:
+            raise ValueError("groups say how to hold images out: leave them out with a validation set")
+        held_x, held_labels = validation
+        _check_finite(held_x, "validation features")
+        if (held_x.shape[0], held_x.shape[2]) != (features.shape[0], features.shape[2]):
+            raise ValueError(
+                f"validation features have shape {tuple(held_x.shape)}, training features "
+                f"{tuple(features.shape)}: states and width must agree"
+            )
+        return (features, codes), (held_x, _encode(held_x, held_labels, classes))
+    if groups is None:
+        train, held = stratified(codes, validation, seed)
+    else:
+        train, held = _grouped(codes, groups, validation, seed)
+    return (features[:, train], codes[train]), (features[:, held], codes[held])
+
+
+def _grouped(codes: Tensor, groups: np.ndarray, share: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Like `stratified`, of whole groups: each class's groups are what is held out a share of."""
+    groups = np.asarray(groups)
+    if groups.shape != (len(codes),):
+        raise ValueError(f"one group per image is needed: {groups.shape} for {len(codes)} images")
+    units, unit = np.unique(groups, return_inverse=True)
+    pairs = np.unique(codes.cpu().numpy() * len(units) + unit)
+    if len(pairs) == len(np.unique(pairs // len(units))):
+        raise ValueError(
+            "every class is one group: nothing can be held out, pass validation=(features, labels)"
+        )
+    held_pairs = stratified(torch.from_numpy(pairs // len(units)), share, seed)[1].numpy()
+    held = torch.from_numpy(np.isin(unit, pairs[held_pairs] % len(units))).to(codes.device)
+    gone = len(codes.unique()) - len(codes[~held].unique())
+    if gone:
+        raise ValueError(f"{gone} classes have no group left to train on: let each group hold one class")
+    return (~held).nonzero()[:, 0], held.nonzero()[:, 0]
+
+
+def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of each feature; 1 stands for the deviation of a constant one."""
+    wide = x.double()
+    mean, scale = wide.mean(1), wide.std(1, correction=0)
+    # A float32 constant of size |mean| can differ from itself by a few eps after summing: no signal.
+    constant = scale <= 8 * torch.finfo(torch.float32).eps * mean.abs()
+    return mean.float(), torch.where(constant, 1.0, scale).float()
+
+
+def _standardise(x: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
+    return (x.float() - mean[:, None]) / scale[:, None]
+
+
+def _strong_to_weak(grid: Sequence[float]) -> tuple[float, ...]:
+    decays = tuple(sorted({float(v) for v in grid}, reverse=True))
+    if not decays or not all(0 <= v < float("inf") for v in decays):
+        raise ValueError(f"grid must be one or more decays, 0 or above, got {list(grid)}")
+    return decays
+
+
+def _encode(features: Tensor, labels: Labels, classes: Sequence) -> Int[Tensor, " N"]:
+    codes = encode(labels, classes).to(features.device)
+    if len(codes) != features.shape[1]:
+        raise ValueError(f"there are {features.shape[1]} images in the features but {len(codes)} labels")
+    return codes
+
+
+def _check_finite(features: Tensor, what: str = "features") -> None:
+    if features.ndim != 3:
+        raise ValueError(
+            f"{what} must be [S, N, D] (states, images, width), got shape {tuple(features.shape)}"
+        )
+    bad = (~features.isfinite()).any(2).sum(1).tolist()
+    if any(bad):
+        where = ", ".join(f"{n} images in state {s}" for s, n in enumerate(bad) if n)
+        raise ValueError(f"{what} hold NaN or inf (counting from state 0): {where}")
+
+
+def _warnings(
+    right: Tensor, best: Tensor, images: int, decays: tuple[float, ...], names: list[str]
+) -> tuple[str, ...]:
+    """The grid was too short where an end of it beats its neighbour by more than a standard error."""
+    last, found = len(decays) - 1, []
+    for end, inner, name, further in ((0, 1, "strongest", "stronger"), (last, last - 1, "weakest", "weaker")):
+        if last and decays[end]:  # nothing is weaker than 0
+            wins = (best == end) & (right[:, end] - right[:, inner] > 0.5 / images**0.5)
+            states = ", ".join(names[s] for s in wins.nonzero()[:, 0].tolist())
+            if states:
+                found.append(
+                    f"decay = {decays[end]:g}, the {name} of the grid, was chosen for states {states}: "
+                    f"add {further} values"
+                )
+    return tuple(found)
