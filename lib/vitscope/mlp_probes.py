@@ -22,8 +22,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vitscope.mlp import Network, apply, fit_mlps
-from vitscope.probes import Validation
-from vitscope.splits import Labels, distinct, encode, stratified
+from vitscope.protocol import Validation, check_finite, encode_for, moments, split, standardise
+from vitscope.splits import Labels, distinct
 
 DECAYS: tuple[float, ...] = (10.0, 1.0, 0.1)
 """Decays of the weights: a step at learning rate r shrinks them by 1 − r · decay."""
@@ -54,14 +54,14 @@ class MLPProbeSet:
     @torch.no_grad()
     def logits(self, features: Float[Tensor, "S N D"]) -> Float[Tensor, "S N C"]:
         """Scores of every class, before any softmax. Raises ValueError for other shapes, NaN and inf."""
-        _check_finite(features)
+        check_finite(features)
         states, width = self.mean.shape
         if (features.shape[0], features.shape[2]) != (states, width):
             raise ValueError(
                 f"these probes were fitted on {states} states of width {width}, "
                 f"got features of shape {tuple(features.shape)}"
             )
-        standard = _standardise(features, self.mean, self.scale)
+        standard = standardise(features, self.mean, self.scale)
         # one state after the other: the hidden units of all would be large
         parts = (
             apply(Network(*(p[s : s + 1] for p in self.network)), standard[s : s + 1]) for s in range(states)
@@ -73,7 +73,7 @@ class MLPProbeSet:
 
         As `ProbeSet.accuracy` has them.
         """
-        codes = _encode(features, labels, self.classes)
+        codes = encode_for(features, labels, self.classes)
         right = (self.logits(features).argmax(2) == codes).double()
         recalls = torch.stack([right[:, codes == c].mean(1) for c in codes.unique()], 1)
         named = torch.tensor([c == self.majority for c in self.classes], device=codes.device)
@@ -124,10 +124,10 @@ def fit_mlp_probes(
     if len(called) != len(features):
         raise ValueError(f"{len(called)} names for {len(features)} states")
     classes = distinct(labels)
-    (x, codes), (held_x, held_codes) = _split(features, labels, classes, validation, groups, seed)
-    mean, scale = _moments(x)
+    (x, codes), (held_x, held_codes) = split(features, labels, classes, validation, groups, seed)
+    mean, scale = moments(x)
     found = fit_mlps(
-        _standardise(x, mean, scale), codes, _standardise(held_x, mean, scale), held_codes, len(classes),
+        standardise(x, mean, scale), codes, standardise(held_x, mean, scale), held_codes, len(classes),
         decays, hidden=hidden, epochs=epochs, batch_size=batch_size,
         learning_rate=learning_rate, seed=seed,
     )  # fmt: skip
@@ -151,89 +151,11 @@ def fit_mlp_probes(
     )
 
 
-def _split(
-    features: Tensor,
-    labels: Labels,
-    classes: Sequence,
-    validation: Validation,
-    groups: np.ndarray | None,
-    seed: int,
-) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    _check_finite(features)
-    codes = _encode(features, labels, classes)
-    if isinstance(validation, tuple):
-        if groups is not None:
-            raise ValueError("groups say how to hold images out: leave them out with a validation set")
-        held_x, held_labels = validation
-        _check_finite(held_x, "validation features")
-        if (held_x.shape[0], held_x.shape[2]) != (features.shape[0], features.shape[2]):
-            raise ValueError(
-                f"validation features have shape {tuple(held_x.shape)}, training features "
-                f"{tuple(features.shape)}: states and width must agree"
-            )
-        return (features, codes), (held_x, _encode(held_x, held_labels, classes))
-    if groups is None:
-        train, held = stratified(codes, validation, seed)
-    else:
-        train, held = _grouped(codes, groups, validation, seed)
-    return (features[:, train], codes[train]), (features[:, held], codes[held])
-
-
-def _grouped(codes: Tensor, groups: np.ndarray, share: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Like `stratified`, of whole groups: each class's groups are what is held out a share of."""
-    groups = np.asarray(groups)
-    if groups.shape != (len(codes),):
-        raise ValueError(f"one group per image is needed: {groups.shape} for {len(codes)} images")
-    units, unit = np.unique(groups, return_inverse=True)
-    pairs = np.unique(codes.cpu().numpy() * len(units) + unit)
-    if len(pairs) == len(np.unique(pairs // len(units))):
-        raise ValueError(
-            "every class is one group: nothing can be held out, pass validation=(features, labels)"
-        )
-    held_pairs = stratified(torch.from_numpy(pairs // len(units)), share, seed)[1].numpy()
-    held = torch.from_numpy(np.isin(unit, pairs[held_pairs] % len(units))).to(codes.device)
-    gone = len(codes.unique()) - len(codes[~held].unique())
-    if gone:
-        raise ValueError(f"{gone} classes have no group left to train on: let each group hold one class")
-    return (~held).nonzero()[:, 0], held.nonzero()[:, 0]
-
-
-def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of each feature; 1 stands for the deviation of a constant one."""
-    wide = x.double()
-    mean, scale = wide.mean(1), wide.std(1, correction=0)
-    # A float32 constant of size |mean| can differ from itself by a few eps after summing: no signal.
-    constant = scale <= 8 * torch.finfo(torch.float32).eps * mean.abs()
-    return mean.float(), torch.where(constant, 1.0, scale).float()
-
-
-def _standardise(x: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
-    return (x.float() - mean[:, None]) / scale[:, None]
-
-
 def _strong_to_weak(grid: Sequence[float]) -> tuple[float, ...]:
     decays = tuple(sorted({float(v) for v in grid}, reverse=True))
     if not decays or not all(0 <= v < float("inf") for v in decays):
         raise ValueError(f"grid must be one or more decays, 0 or above, got {list(grid)}")
     return decays
-
-
-def _encode(features: Tensor, labels: Labels, classes: Sequence) -> Int[Tensor, " N"]:
-    codes = encode(labels, classes).to(features.device)
-    if len(codes) != features.shape[1]:
-        raise ValueError(f"there are {features.shape[1]} images in the features but {len(codes)} labels")
-    return codes
-
-
-def _check_finite(features: Tensor, what: str = "features") -> None:
-    if features.ndim != 3:
-        raise ValueError(
-            f"{what} must be [S, N, D] (states, images, width), got shape {tuple(features.shape)}"
-        )
-    bad = (~features.isfinite()).any(2).sum(1).tolist()
-    if any(bad):
-        where = ", ".join(f"{n} images in state {s}" for s, n in enumerate(bad) if n)
-        raise ValueError(f"{what} hold NaN or inf (counting from state 0): {where}")
 
 
 def _warnings(

@@ -19,17 +19,17 @@ from functools import partial
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vitscope.logistic import Fits, fit_logistic
+from vitscope.protocol import Validation, check_finite, encode_for, moments, split, standardise
 from vitscope.ridge import solve_ridge
-from vitscope.splits import Labels, distinct, encode, stratified
+from vitscope.splits import Labels, distinct
 
 GRID: tuple[float, ...] = (10.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 """Strengths λ of the penalty; in scikit-learn's terms C = 1/(λN), alpha = λN for N training images."""
 
-Validation = float | tuple[Tensor, Labels]
 _Solver = Callable[[Tensor, Tensor, int, Tensor], Fits]
 
 
@@ -60,14 +60,14 @@ class ProbeSet:
     @torch.no_grad()
     def logits(self, features: Float[Tensor, "S N D"]) -> Float[Tensor, "S N C"]:
         """Scores of every class, before any softmax. Raises ValueError for other shapes, NaN and inf."""
-        _check_finite(features)
+        check_finite(features)
         states, width = self.mean.shape
         if (features.shape[0], features.shape[2]) != (states, width):
             raise ValueError(
                 f"these probes were fitted on {states} states of width {width}, "
                 f"got features of shape {tuple(features.shape)}"
             )
-        standard = _standardise(features, (self.mean, self.scale))
+        standard = standardise(features, self.mean, self.scale)
         return torch.baddbmm(self.bias[:, None], standard, self.weight.mT)
 
     def accuracy(self, features: Float[Tensor, "S N D"], labels: Labels) -> dict[str, Tensor]:
@@ -76,7 +76,7 @@ class ProbeSet:
         Returns "accuracy" [S], "balanced_accuracy" [S] (mean recall over the classes that occur in
         `labels`) and "majority" [] (the accuracy of always naming the most frequent training class).
         """
-        codes = _encode(features, labels, self.classes)
+        codes = encode_for(features, labels, self.classes)
         right = (self.logits(features).argmax(2) == codes).double()
         recalls = torch.stack([right[:, codes == c].mean(1) for c in codes.unique()], 1)
         named = torch.tensor([c == self.majority for c in self.classes], device=codes.device)
@@ -156,17 +156,17 @@ def _fit(
     if len(called) != len(features):
         raise ValueError(f"{len(called)} names for {len(features)} states")
     classes = distinct(labels)
-    (x, codes), (held_x, held_codes) = _split(features, labels, classes, validation, seed)
+    (x, codes), (held_x, held_codes) = split(features, labels, classes, validation, None, seed)
     strengths = torch.tensor(grid, device=x.device).expand(len(x), -1)
-    moments = _moments(x)
-    trial = solve(_standardise(x, moments), codes, len(classes), strengths)
-    right = _validate(trial, _standardise(held_x, moments), held_codes)
+    mean, scale = moments(x)
+    trial = solve(standardise(x, mean, scale), codes, len(classes), strengths)
+    right = _validate(trial, standardise(held_x, mean, scale), held_codes)
     best = right.argmax(1)  # the first of several equals: the strongest
     chosen = strengths.gather(1, best[:, None])
     if refit:
         x, codes = torch.cat([x, held_x], 1), torch.cat([codes, held_codes])
-        moments = _moments(x)
-        final = solve(_standardise(x, moments), codes, len(classes), chosen)
+        mean, scale = moments(x)
+        final = solve(standardise(x, mean, scale), codes, len(classes), chosen)
         weight, bias, converged = final.weight[:, 0], final.bias[:, 0], final.converged[:, 0]
     else:
         at = (torch.arange(len(x), device=x.device), best)
@@ -174,8 +174,8 @@ def _fit(
     return ProbeSet(
         kind=kind,
         classes=classes,
-        mean=moments[0],
-        scale=moments[1],
+        mean=mean,
+        scale=scale,
         weight=weight,
         bias=bias,
         grid=grid,
@@ -189,38 +189,6 @@ def _fit(
             *_solver_warnings(trial.converged, converged, called),
         ),
     )
-
-
-def _split(
-    features: Tensor, labels: Labels, classes: Sequence, validation: Validation, seed: int
-) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    _check_finite(features)
-    codes = _encode(features, labels, classes)
-    if isinstance(validation, tuple):
-        held_x, held_labels = validation
-        _check_finite(held_x, "validation features")
-        if (held_x.shape[0], held_x.shape[2]) != (features.shape[0], features.shape[2]):
-            raise ValueError(
-                f"validation features have shape {tuple(held_x.shape)}, training features "
-                f"{tuple(features.shape)}: states and width must agree"
-            )
-        return (features, codes), (held_x, _encode(held_x, held_labels, classes))
-    train, held = stratified(codes, validation, seed)
-    return (features[:, train], codes[train]), (features[:, held], codes[held])
-
-
-def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of each feature; 1 stands for the deviation of a constant one."""
-    wide = x.double()
-    mean, scale = wide.mean(1), wide.std(1, correction=0)
-    # A float32 constant of size |mean| can differ from itself by a few eps after summing: no signal.
-    constant = scale <= 8 * torch.finfo(torch.float32).eps * mean.abs()
-    return mean.float(), torch.where(constant, 1.0, scale).float()
-
-
-def _standardise(x: Tensor, moments: tuple[Tensor, Tensor]) -> Tensor:
-    mean, scale = moments
-    return (x.float() - mean[:, None]) / scale[:, None]
 
 
 def _validate(fits: Fits, held: Tensor, codes: Tensor) -> Float[Tensor, "S G"]:
@@ -237,24 +205,6 @@ def _strong_to_weak(l2: Sequence[float]) -> tuple[float, ...]:
     if not grid or not all(0 < v < float("inf") for v in grid):
         raise ValueError(f"l2 must be one or more positive strengths, got {list(l2)}")
     return grid
-
-
-def _encode(features: Tensor, labels: Labels, classes: Sequence) -> Int[Tensor, " N"]:
-    codes = encode(labels, classes).to(features.device)
-    if len(codes) != features.shape[1]:
-        raise ValueError(f"there are {features.shape[1]} images in the features but {len(codes)} labels")
-    return codes
-
-
-def _check_finite(features: Tensor, what: str = "features") -> None:
-    if features.ndim != 3:
-        raise ValueError(
-            f"{what} must be [S, N, D] (states, images, width), got shape {tuple(features.shape)}"
-        )
-    bad = (~features.isfinite()).any(2).sum(1).tolist()
-    if any(bad):
-        where = ", ".join(f"{n} images in state {s}" for s, n in enumerate(bad) if n)
-        raise ValueError(f"{what} hold NaN or inf (counting from state 0): {where}")
 
 
 def _edge_warnings(right: Tensor, best: Tensor, grid: tuple[float, ...], names: list[str]) -> list[str]:

@@ -1,0 +1,101 @@
+"""What all probes do before they fit: check, hold images out, standardise on what is left.
+
+No test image is ever seen here; mean and deviation are those of the training part alone.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from vitscope.splits import Labels, encode, stratified
+
+Validation = float | tuple[Tensor, Labels]
+
+
+def split(
+    features: Tensor,
+    labels: Labels,
+    classes: Sequence,
+    validation: Validation,
+    groups: np.ndarray | None,
+    seed: int,
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Features and class numbers for training, and those for validation.
+
+    `validation`: the share of each class to hold out, or a pair (features, labels); with `groups` [N] of
+    images that belong together, the share of each class's groups. Raises ValueError for what does not fit.
+    """
+    check_finite(features)
+    codes = encode_for(features, labels, classes)
+    if isinstance(validation, tuple):
+        if groups is not None:
+            raise ValueError("groups say how to hold images out: leave them out with a validation set")
+        held_x, held_labels = validation
+        check_finite(held_x, "validation features")
+        if (held_x.shape[0], held_x.shape[2]) != (features.shape[0], features.shape[2]):
+            raise ValueError(
+                f"validation features have shape {tuple(held_x.shape)}, training features "
+                f"{tuple(features.shape)}: states and width must agree"
+            )
+        return (features, codes), (held_x, encode_for(held_x, held_labels, classes))
+    if groups is None:
+        train, held = stratified(codes, validation, seed)
+    else:
+        train, held = _grouped(codes, groups, validation, seed)
+    return (features[:, train], codes[train]), (features[:, held], codes[held])
+
+
+def _grouped(codes: Tensor, groups: np.ndarray, share: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Like `stratified`, of whole groups: each class's groups are what is held out a share of."""
+    groups = np.asarray(groups)
+    if groups.shape != (len(codes),):
+        raise ValueError(f"one group per image is needed: {groups.shape} for {len(codes)} images")
+    units, unit = np.unique(groups, return_inverse=True)
+    pairs = np.unique(codes.cpu().numpy() * len(units) + unit)
+    if len(pairs) == len(np.unique(pairs // len(units))):
+        raise ValueError(
+            "every class is one group: nothing can be held out, pass validation=(features, labels)"
+        )
+    held_pairs = stratified(torch.from_numpy(pairs // len(units)), share, seed)[1].numpy()
+    held = torch.from_numpy(np.isin(unit, pairs[held_pairs] % len(units))).to(codes.device)
+    gone = len(codes.unique()) - len(codes[~held].unique())
+    if gone:
+        raise ValueError(f"{gone} classes have no group left to train on: let each group hold one class")
+    return (~held).nonzero()[:, 0], held.nonzero()[:, 0]
+
+
+def moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of each feature; 1 stands for the deviation of a constant one."""
+    wide = x.double()
+    mean, scale = wide.mean(1), wide.std(1, correction=0)
+    # A float32 constant of size |mean| can differ from itself by a few eps after summing: no signal.
+    constant = scale <= 8 * torch.finfo(torch.float32).eps * mean.abs()
+    return mean.float(), torch.where(constant, 1.0, scale).float()
+
+
+def standardise(x: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
+    """(x − mean)/scale of every state, in float32."""
+    return (x.float() - mean[:, None]) / scale[:, None]
+
+
+def encode_for(features: Tensor, labels: Labels, classes: Sequence) -> Int[Tensor, " N"]:
+    """Class numbers on the features' device, one for each image; ValueError for another count."""
+    codes = encode(labels, classes).to(features.device)
+    if len(codes) != features.shape[1]:
+        raise ValueError(f"there are {features.shape[1]} images in the features but {len(codes)} labels")
+    return codes
+
+
+def check_finite(features: Tensor, what: str = "features") -> None:
+    """Raise ValueError for features that are not [S, N, D], or naming the states with NaN or inf."""
+    if features.ndim != 3:
+        raise ValueError(
+            f"{what} must be [S, N, D] (states, images, width), got shape {tuple(features.shape)}"
+        )
+    bad = (~features.isfinite()).any(2).sum(1).tolist()
+    if any(bad):
+        where = ", ".join(f"{n} images in state {s}" for s, n in enumerate(bad) if n)
+        raise ValueError(f"{what} hold NaN or inf (counting from state 0): {where}")
