@@ -13,6 +13,7 @@ from vitscope.backbones import Backbone
 from vitscope.data import embedded
 from vitscope.data.images import Images
 from vitscope.intervals import bootstrap_mean
+from vitscope.pretrain.names import own_classifier
 
 Cards = Mapping[str, dict]
 
@@ -84,10 +85,10 @@ def recheck(models: Mapping[str, Backbone], cards: Cards, test: Images) -> pd.Da
 
 @torch.inference_mode()
 def _correct(model: Backbone, test: Images, batch: int = 128) -> np.ndarray:
-    found = []
+    answers, found = own_classifier(model), []
     for start in range(0, len(test), batch):
         inputs = model.transform(test.pixels(slice(start, start + batch))).to(model.device)
-        found.append(model.model(inputs).argmax(1).cpu().numpy())
+        found.append(answers(inputs).argmax(1).cpu().numpy())
     return np.concatenate(found) == test.labels
 
 

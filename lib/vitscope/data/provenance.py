@@ -32,17 +32,22 @@ _KNOWN: dict[str, dict[str, str]] = {
 }
 
 
+_PATTERNS = (
+    "*/*.parquet",
+    "zoo/*.safetensors",
+    "zoo/*.json",
+    "zoo/*/*.safetensors",
+    "zoo_text/*.safetensors",
+)
+
+
 def write_manifest(base: Path) -> list[str]:
     """List every data file below `base` with provenance, size and SHA-256 in `manifest.json`.
 
     Returns the paths. Errors: `ValueError` for a file whose licence and source are not known; only free files
     with a known source enter the repository.
     """
-    paths = sorted(
-        p
-        for pattern in ("*/*.parquet", "zoo/*.safetensors", "zoo/*.json", "zoo/*/*.safetensors")
-        for p in base.glob(pattern)
-    )
+    paths = sorted(p for pattern in _PATTERNS for p in base.glob(pattern))
     files = {}
     for path in paths:
         name = path.relative_to(base).as_posix()
@@ -58,11 +63,11 @@ def _provenance(name: str) -> dict[str, str]:
     if name in _KNOWN:
         return _KNOWN[name]
     parts = Path(name).parts
-    if parts[0] == "zoo":
+    if parts[0] in ("zoo", "zoo_text"):
         model = Path(parts[1]).stem if len(parts) == 2 else parts[1]
         return {
             "licence": "MIT",
             "source": f"trained by this project on its own renders; card zoo/{model}.json",
-            "restore": f"vitscope train {model}, or git checkout data/zoo",
+            "restore": f"vitscope train {model}, or git checkout data/{parts[0]}",
         }
     raise ValueError(f"data/{name} has no known licence and source; add them to vitscope/data/provenance.py")

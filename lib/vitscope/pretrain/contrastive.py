@@ -11,8 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitscope.data import emoji
-from vitscope.pretrain.names import ImageText, NameClassifier, TextTower, read_text, vocabulary, write_text
+from vitscope.pretrain.names import (
+    ImageText,
+    NameClassifier,
+    TextTower,
+    read_text,
+    seen_names,
+    vocabulary,
+    write_text,
+)
 from vitscope.pretrain.supervised import Trainer, TrainingError
 from vitscope.pretrain.zoo import ContrastiveRecipe, read_weights
 
@@ -30,7 +37,7 @@ class ContrastiveTrainer(Trainer):
             raise TrainingError(
                 "contrastive training publishes a backbone without head: num_classes must be 0"
             )
-        self.names = emoji.identities()["name"].to_numpy()[self.stream.identities].tolist()
+        self.names = seen_names()
 
     def build(self) -> nn.Module:
         recipe = self.recipe

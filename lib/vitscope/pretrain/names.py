@@ -15,6 +15,8 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vitscope.backbones import Backbone
+from vitscope.data import embedded, emoji
 from vitscope.pretrain.zoo import WeightFileError
 
 FORMAT = "vitscope-names-1"
@@ -102,6 +104,27 @@ class NameClassifier(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.model.log_scale.exp() * self.model.pictures(inputs) @ self.points.T
+
+
+def own_classifier(backbone: Backbone) -> nn.Module:
+    """Pictures to scores of the seen identities, as a zoo model gives them: by its head, or by their names.
+
+    Errors: `ValueError` for a backbone with neither.
+    """
+    model = backbone.model
+    if model.num_classes:
+        return model
+    name = f"zoo_text/{backbone.name}.safetensors"
+    if name not in embedded.manifest():
+        raise ValueError(f"{backbone.name} has no head and no published text tower: it names nothing")
+    text = read_text(embedded.verified(name), model, backbone.width)
+    return NameClassifier(text.to(backbone.device), seen_names())
+
+
+def seen_names() -> list[str]:
+    """Names of the identities that training shows, in the order of their class numbers."""
+    table = emoji.identities()
+    return table["name"][~table["held_out"]].tolist()
 
 
 def write_text(path: Path, model: ImageText) -> None:
