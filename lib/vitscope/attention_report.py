@@ -140,7 +140,7 @@ def against_accuracy(
         return table, {"value": None, "text": text}
     left_out = [_spearman(table.drop(index=i)) for i in table.index]
     others = [value for value in left_out if value is not None] or [rho]
-    low, high = min(others), max(others)
+    low, high = min(rho, *others), max(rho, *others)
     return table, {
         "value": rho,
         "spread": (low, high),
