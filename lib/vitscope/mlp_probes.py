@@ -22,7 +22,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vitscope.mlp import Network, apply, fit_mlps
-from vitscope.protocol import Validation, check_finite, encode_for, moments, split, standardise
+from vitscope.protocol import (
+    Validation,
+    encode_for,
+    moments,
+    shares_right,
+    split,
+    standardise,
+    standardise_as_fitted,
+)
 from vitscope.splits import Labels, distinct
 
 DECAYS: tuple[float, ...] = (10.0, 1.0, 0.1)
@@ -54,17 +62,11 @@ class MLPProbeSet:
     @torch.no_grad()
     def logits(self, features: Float[Tensor, "S N D"]) -> Float[Tensor, "S N C"]:
         """Scores of every class, before any softmax. Raises ValueError for other shapes, NaN and inf."""
-        check_finite(features)
-        states, width = self.mean.shape
-        if (features.shape[0], features.shape[2]) != (states, width):
-            raise ValueError(
-                f"these probes were fitted on {states} states of width {width}, "
-                f"got features of shape {tuple(features.shape)}"
-            )
-        standard = standardise(features, self.mean, self.scale)
+        standard = standardise_as_fitted(features, self.mean, self.scale)
         # one state after the other: the hidden units of all would be large
         parts = (
-            apply(Network(*(p[s : s + 1] for p in self.network)), standard[s : s + 1]) for s in range(states)
+            apply(Network(*(p[s : s + 1] for p in self.network)), standard[s : s + 1])
+            for s in range(len(standard))
         )
         return torch.cat(list(parts))
 
@@ -74,14 +76,7 @@ class MLPProbeSet:
         As `ProbeSet.accuracy` has them.
         """
         codes = encode_for(features, labels, self.classes)
-        right = (self.logits(features).argmax(2) == codes).double()
-        recalls = torch.stack([right[:, codes == c].mean(1) for c in codes.unique()], 1)
-        named = torch.tensor([c == self.majority for c in self.classes], device=codes.device)
-        return {
-            "accuracy": right.mean(1),
-            "balanced_accuracy": recalls.mean(1),
-            "majority": named[codes].double().mean(),
-        }
+        return shares_right(self.logits(features), codes, self.classes.index(self.majority))
 
 
 @torch.no_grad()

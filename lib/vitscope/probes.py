@@ -23,7 +23,15 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vitscope.logistic import Fits, fit_logistic
-from vitscope.protocol import Validation, check_finite, encode_for, moments, split, standardise
+from vitscope.protocol import (
+    Validation,
+    encode_for,
+    moments,
+    shares_right,
+    split,
+    standardise,
+    standardise_as_fitted,
+)
 from vitscope.ridge import solve_ridge
 from vitscope.splits import Labels, distinct
 
@@ -60,14 +68,7 @@ class ProbeSet:
     @torch.no_grad()
     def logits(self, features: Float[Tensor, "S N D"]) -> Float[Tensor, "S N C"]:
         """Scores of every class, before any softmax. Raises ValueError for other shapes, NaN and inf."""
-        check_finite(features)
-        states, width = self.mean.shape
-        if (features.shape[0], features.shape[2]) != (states, width):
-            raise ValueError(
-                f"these probes were fitted on {states} states of width {width}, "
-                f"got features of shape {tuple(features.shape)}"
-            )
-        standard = standardise(features, self.mean, self.scale)
+        standard = standardise_as_fitted(features, self.mean, self.scale)
         return torch.baddbmm(self.bias[:, None], standard, self.weight.mT)
 
     def accuracy(self, features: Float[Tensor, "S N D"], labels: Labels) -> dict[str, Tensor]:
@@ -77,14 +78,7 @@ class ProbeSet:
         `labels`) and "majority" [] (the accuracy of always naming the most frequent training class).
         """
         codes = encode_for(features, labels, self.classes)
-        right = (self.logits(features).argmax(2) == codes).double()
-        recalls = torch.stack([right[:, codes == c].mean(1) for c in codes.unique()], 1)
-        named = torch.tensor([c == self.majority for c in self.classes], device=codes.device)
-        return {
-            "accuracy": right.mean(1),
-            "balanced_accuracy": recalls.mean(1),
-            "majority": named[codes].double().mean(),
-        }
+        return shares_right(self.logits(features), codes, self.classes.index(self.majority))
 
 
 def fit_probes(

@@ -99,3 +99,31 @@ def check_finite(features: Tensor, what: str = "features") -> None:
     if any(bad):
         where = ", ".join(f"{n} images in state {s}" for s, n in enumerate(bad) if n)
         raise ValueError(f"{what} hold NaN or inf (counting from state 0): {where}")
+
+
+def standardise_as_fitted(features: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
+    """`standardise` for features of later images. Raises ValueError for other shapes, NaN and inf."""
+    check_finite(features)
+    states, width = mean.shape
+    if (features.shape[0], features.shape[2]) != (states, width):
+        raise ValueError(
+            f"these probes were fitted on {states} states of width {width}, "
+            f"got features of shape {tuple(features.shape)}"
+        )
+    return standardise(features, mean, scale)
+
+
+def shares_right(logits: Tensor, codes: Tensor, majority: int) -> dict[str, Tensor]:
+    """Accuracy [S], balanced accuracy [S] over the classes that occur, and that of always naming `majority`.
+
+    >>> found = shares_right(torch.tensor([[[2.0, 0.0], [3.0, 1.0], [0.0, 1.0]]]), torch.tensor([0, 0, 0]), 0)
+    >>> round(found["accuracy"].item(), 3), found["majority"].item()
+    (0.667, 1.0)
+    """
+    right = (logits.argmax(2) == codes).double()
+    recalls = torch.stack([right[:, codes == c].mean(1) for c in codes.unique()], 1)
+    return {
+        "accuracy": right.mean(1),
+        "balanced_accuracy": recalls.mean(1),
+        "majority": (codes == majority).double().mean(),
+    }

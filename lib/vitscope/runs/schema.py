@@ -46,6 +46,8 @@ PAPER_LAYERS: dict[str, Any] = {
 class _Layers(Parameters):
     """What the chapters on layers have in common."""
 
+    ALIASES: ClassVar = {"backbone": "backbones"}
+
     backbones: Backbones = Field(TWINS, description="backbones whose curves are drawn together")
     depth_series: Annotated[list[str], Names("backbone")] = Field(
         DEPTH_SERIES, description="backbones of one width and rising depth; may be empty"
@@ -84,7 +86,6 @@ class _Layers(Parameters):
 class PhaseCurves(_Layers):
     """01_phase_curves: cliff, plateau and climb of token similarity and of probes, layer by layer."""
 
-    ALIASES: ClassVar = {"backbone": "backbones"}
     OVERRIDES: ClassVar = {
         "smoke": {
             "backbones": ["twin_s"],
@@ -121,7 +122,6 @@ class PhaseCurves(_Layers):
 class InformationScrambling(_Layers):
     """02_information_scrambling: where a patch's information goes, and when the task overtakes it."""
 
-    ALIASES: ClassVar = {"backbone": "backbones"}
     OVERRIDES: ClassVar = {
         "smoke": {
             "backbones": ["twin_s"],
