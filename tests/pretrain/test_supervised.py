@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import warnings
 
 import pytest
 import torch
@@ -111,6 +112,17 @@ def test_killed_while_saving(tmp_path, monkeypatch, whole):
     assert heir.step == 2
     assert heir.run(progress=False)
     assert weights.digest(heir.model) == whole
+
+
+@pytest.mark.parametrize(("native", "precision", "warned"), [(0, "bf16", 1), (1, "bf16", 0), (0, "fp32", 0)])
+def test_a_cpu_without_bf16_is_warned_of(tmp_path, monkeypatch, native, precision, warned):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": bool(native)})
+    recipe = dataclasses.replace(RECIPE, precision=precision)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        Trainer(recipe, tmp_path, seed=0)
+    said = [str(w.message) for w in caught if "no bf16 instructions" in str(w.message)]
+    assert len(said) == warned
 
 
 def test_bf16_resumes_bit_equal_too(tmp_path):

@@ -18,6 +18,7 @@ from vitscope.fusion.training import RATES, Configuration, Network, Noise, Tenso
 
 SUBSETS = ("holistic", "last_half", "strided")
 _WEIGHT_DECAY = 0.05
+_SLOW_AND_FAST = (RATES[0], RATES[2])  # many classes with few images each need the fast one
 
 
 def subset(count: int, states: str) -> list[int]:
@@ -43,9 +44,9 @@ class VFusion(TrainedHead):
 
     v is standardised with the training images in place of the LayerNorms' own gains. `states` says which are
     used (`subset`), `encoder="linear"` leaves out GELU and hidden layer, `hidden` and `latent` are sizes,
-    `dropout` acts on the hidden layer. `penalty` is λ: of several, one is chosen on validation at the first
-    rate of `training.RATES`; a single λ (0: a control without penalty) spends the same
-    budget on learning rates. The choice is refitted on all images.
+    `dropout` acts on the hidden layer. `penalty` is λ: of several, one is chosen on validation together with
+    a slow or a fast learning rate, both rates before the next λ; a single λ (0: a control without penalty)
+    spends the same budget on the rates of `training.RATES`. The choice is refitted on all images.
 
     Raises ValueError for unknown `states` or `encoder`, sizes and rates out of range; else as `Head.fit`.
 
@@ -61,7 +62,7 @@ class VFusion(TrainedHead):
 
     states: str = "holistic"
     encoder: str = "mlp"
-    penalty: float | Sequence[float] = (0.0, 0.01, 0.1, 1.0)
+    penalty: float | Sequence[float] = (0.0, 0.1, 0.01, 1.0)
     hidden: int = 256
     latent: int = 64
     dropout: float = 0.1
@@ -90,7 +91,7 @@ class VFusion(TrainedHead):
         penalties = self._penalties()
         if len(penalties) == 1:
             return [{"lr": lr, "penalty": penalties[0], **fixed} for lr in RATES]
-        return [{"lr": RATES[0], "penalty": penalty, **fixed} for penalty in penalties]
+        return [{"lr": lr, "penalty": penalty, **fixed} for penalty in penalties for lr in _SLOW_AND_FAST]
 
     def _kept(self, blocks: list[list[int]]) -> list[list[int]]:
         """Positions used, for each block."""

@@ -7,6 +7,7 @@ with the same weights as one run (bit-equal on one machine at one thread count).
 import json
 import math
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,7 @@ class Trainer:
         self.device = torch.device(device)
         self.stream = IdentityStream(style=recipe.style, seed=seed)
         self.check()
+        self._warn_of_slow_arithmetic()
         folder.mkdir(parents=True, exist_ok=True)
         torch.manual_seed(seed)
         self.model = self.build().to(self.device)
@@ -105,6 +107,16 @@ class Trainer:
         return read_weights(weights)[0]
 
     # --- state ---
+
+    def _warn_of_slow_arithmetic(self) -> None:
+        """bf16 that the CPU has to imitate takes several times as long as fp32, and compiled many times."""
+        native = torch.cpu.get_capabilities().get("avx512_bf16", True)  # other architectures do not say
+        if self.device.type == "cpu" and self.recipe.precision == "bf16" and not native:
+            warnings.warn(
+                "this CPU has no bf16 instructions: the recipe runs many times slower than where they are "
+                "(AVX512-BF16, AMX, a GPU); train elsewhere, and leave out --compile here",
+                stacklevel=3,
+            )
 
     def _resume(self) -> None:
         path = self.folder / "checkpoint.pt"

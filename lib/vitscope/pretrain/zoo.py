@@ -96,8 +96,9 @@ RECIPES: dict[str, SupervisedRecipe] = {
     "twin_b": SupervisedRecipe(
         Architecture(width=128, depth=12, heads=4, num_classes=1291), snapshots=_SNAPSHOTS
     ),
+    # twin_b with twice the blocks: S to B changes the width alone, B to L the depth alone
     "twin_l": SupervisedRecipe(
-        Architecture(width=160, depth=24, heads=5, num_classes=1291), snapshots=_SNAPSHOTS
+        Architecture(width=128, depth=24, heads=4, num_classes=1291), snapshots=_SNAPSHOTS
     ),
     # one width, four depths, a quarter of the twins' images: only the number of blocks differs
     **{
