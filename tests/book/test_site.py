@@ -15,6 +15,10 @@ PAGES = [
     "book/references",
     "notebooks/01_phase_curves",
     "notebooks/02_information_scrambling",
+    "notebooks/03_recoverability",
+    "notebooks/04_vfusion",
+    "notebooks/05_vfusion_ablations",
+    "notebooks/06_shift",
     "notebooks/data_appendix",
     "notebooks/zoo_appendix",
 ]

@@ -16,7 +16,8 @@ from vitscope.runs import claims
 from vitscope.runs.claims import ClaimError
 from vitscope.runs.layout import Project
 from vitscope.runs.record import NAME_PATTERN, Record
-from vitscope.runs.schema import SCHEMAS, SUPERVISED_SIZES
+from vitscope.runs.schema import SCHEMAS
+from vitscope.runs.schema_layers import SUPERVISED_SIZES
 
 LEDGER = claims.load()
 WRITTEN = [f"A{n}" for n in range(1, 15)]
