@@ -16,11 +16,10 @@ from vitscope.runs import claims
 from vitscope.runs.claims import ClaimError
 from vitscope.runs.layout import Project
 from vitscope.runs.record import NAME_PATTERN, Record
-from vitscope.runs.schema import SCHEMAS
-from vitscope.runs.schema_layers import SUPERVISED_SIZES
+from vitscope.runs.schema import SCHEMAS, resolve
 
 LEDGER = claims.load()
-WRITTEN = [f"A{n}" for n in range(1, 15)]
+WRITTEN = [*(f"A{n}" for n in range(1, 15)), *(f"B{n}" for n in range(1, 18))]
 
 # What the chapters report, per model and over models.
 PER_MODEL = {
@@ -31,11 +30,29 @@ PER_MODEL = {
         "onset isi_last isi_upper isi_band_low isi_band_high isi_half useful_depth unused_depth nc1_last "
         "nc2_last cls_centrality task_accuracy"
     ),
+    "03_recoverability": "",
+    "04_vfusion": "gain_over_best",
+    "05_vfusion_ablations": "gain",
+    "06_shift": "",
 }
 OVER_MODELS = {
     "01_phase_curves": "three_phases three_phases_probe",
     "02_information_scrambling": "isi_attention_pattern centrality_accuracy",
+    "03_recoverability": (
+        "recovery_least recovery_most entropy_relation entropy_relation_partial disagreement_relation "
+        "disagreement_relation_partial"
+    ),
+    "04_vfusion": (
+        "tasks gain_over_best gain_over_super_learner gain_over_best_rival gap_closed accuracy_mean.vfusion"
+    ),
+    "05_vfusion_ablations": (
+        "last_half_minus_holistic strided_minus_holistic hfusion_minus_vfusion vfusion_minus_super_learner"
+    ),
+    "06_shift": "shifted_sets gain_most",
 }
+# What chapter 06 reports per method, and per shifted set.
+SHIFT_METHODS = ("lastlayer", "bestlayer", "logitaverage", "concatlinear", "superlearner", "vfusion")
+SHIFT_SETS = ("emoji_novel-c", "cifar100-c")
 
 GOOD = {
     "format": 1,
@@ -82,20 +99,19 @@ def settings():
 # --- the shipped ledger ----------------------------------------------------------------------------------
 
 
-def test_every_claim_of_paper_a_is_there_once_in_order():
-    assert [claim.id for claim in LEDGER.claims if claim.paper == "A"] == WRITTEN
+def test_every_claim_of_the_papers_is_there_once_in_order():
+    assert [claim.id for claim in LEDGER.claims] == WRITTEN
 
 
 def test_settings_name_models_that_exist():
     for claim, name, setting in settings():
-        roles = {"S", "B", "L", "D12", "D24"} if name == "twin" else {"S", "B", "L"}
-        assert set(setting.models) == roles, claim.id
+        assert setting.profile == {"twin": "course", "paper": "paper"}[name], claim.id
+        shown = resolve(setting.notebook, setting.profile)
+        named = [*shown.backbones, *getattr(shown, "depth_series", [])]
+        named += ["twin_l"] if claim.paper == "A" else []  # its weights are still to be trained
+        assert set(setting.models.values()) <= set(named), claim.id
         if name == "twin":
-            assert set(setting.models.values()) <= set(RECIPES)
-            assert setting.profile == "course"
-        else:
-            assert list(setting.models.values()) == SUPERVISED_SIZES
-            assert setting.profile == "paper"
+            assert set(setting.models.values()) <= set(RECIPES), claim.id
 
 
 def test_every_key_is_well_formed_and_one_that_its_chapter_reports():
@@ -103,6 +119,9 @@ def test_every_key_is_well_formed_and_one_that_its_chapter_reports():
         known = set(OVER_MODELS[setting.notebook].split())
         for measure in PER_MODEL[setting.notebook].split():
             known |= {f"{measure}.{model}" for model in setting.models.values()}
+        if setting.notebook == "06_shift":
+            known |= {f"accuracy_mean.{method}" for method in SHIFT_METHODS}
+            known |= {f"{method}.{name}" for method in ("best", "vfusion", "oracle") for name in SHIFT_SETS}
         for clause in setting.clauses:
             for key in clause.keys:
                 assert re.match(NAME_PATTERN, setting.fill(key)), (claim.id, key)
@@ -112,9 +131,25 @@ def test_every_key_is_well_formed_and_one_that_its_chapter_reports():
 def test_paper_clauses_are_the_twin_clauses_without_the_depth_series():
     for claim in LEDGER.claims:
         twin, paper = claim.settings["twin"], claim.settings["paper"]
-        depth_free = [c for c in twin.clauses if not any("{D" in key for key in c.keys)]
-        assert paper.clauses == depth_free, claim.id
         assert paper.notebook == twin.notebook
+        if claim.paper == "A":
+            depth_free = [c for c in twin.clauses if not any("{D" in key for key in c.keys)]
+            assert paper.clauses == depth_free, claim.id
+
+
+def test_the_twins_of_paper_b_leave_out_levels_and_what_has_no_twin():
+    differing = {
+        claim.id
+        for claim in LEDGER.claims
+        if claim.paper == "B" and claim.settings["paper"].clauses != claim.settings["twin"].clauses
+    }
+    assert differing == {"B3", "B7", "B15", "B16"}
+    for id in ("B3", "B7"):
+        twin, paper = (LEDGER.claim(id).settings[name].clauses for name in ("twin", "paper"))
+        assert paper[: len(twin)] == twin
+        assert [c.rule.target for c in paper[len(twin) :]] == [
+            (LEDGER.claim(id).published.value - 2, LEDGER.claim(id).published.value + 2)
+        ]
 
 
 def test_pages_and_anchors_that_claims_point_to_exist():
