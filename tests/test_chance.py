@@ -239,7 +239,7 @@ def test_warnings_of_the_probes_are_kept():
         ({"test_labels": [0] * 299}, "300 images in the logits but 299 labels"),
         ({"test_labels": [7] * 300}, "not among the 3 seen in training: 7"),
         ({"labels": np.arange(150) % 4}, "4 classes are named for 3 columns"),
-        ({"groups": np.zeros(10)}, r"one group per training image is needed: \(10,\) for 150"),
+        ({"groups": np.zeros(10)}, r"one group per image is needed: \(10,\) for 150"),
     ],
 )
 def test_bad_input_is_named(change, message):

@@ -76,21 +76,17 @@ def test_a_model_without_cls_has_patch_rows_only():
     assert set(layerwise.probe_layers(*captures).table["kind"]) == {"mean patch token"}
 
 
-def test_groups_are_held_out_whole():
-    labels = np.repeat(np.arange(4), 50)
-    groups = np.arange(200) // 5
-    held = layerwise.grouped_fifth(labels, groups, seed=0)
-    for g in np.unique(groups):
-        assert held[groups == g].all() or not held[groups == g].any()
-    assert held.sum() == 40
-    assert set(labels[held]) == {0, 1, 2, 3}
+def test_the_regularization_is_chosen_on_whole_groups(pair, monkeypatch):
+    told = {}
 
+    def spy(*args, **options):
+        told.update(options)
+        return fit_probes(*args, **options)
 
-def test_a_class_of_one_group_stays_in_training():
-    labels, groups = np.array([0, 0, 1, 1, 1, 1]), np.array([0, 0, 1, 1, 2, 2])
-    held = layerwise.grouped_fifth(labels, groups, seed=0)
-    assert not held[:2].any()
-    assert held[2:].sum() == 2
+    monkeypatch.setattr(layerwise, "fit_probes", spy)
+    groups = np.arange(len(pair[0].labels)) // 2
+    layerwise.probe_layers(*pair, groups=groups)
+    assert told["groups"] is groups
 
 
 def test_unlabelled_captures_are_refused(pair):
@@ -113,7 +109,7 @@ def test_probes_are_told_what_each_row_is(pair, monkeypatch):
 
 
 def test_groups_that_are_whole_classes_cannot_be_held_out(pair):
-    with pytest.raises(ValueError, match="every class is one group, so none can be held out"):
+    with pytest.raises(ValueError, match="every class is one group: nothing can be held out"):
         layerwise.probe_layers(*pair, groups=pair[0].labels)
 
 

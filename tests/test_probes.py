@@ -225,6 +225,19 @@ def test_refit_uses_exactly_the_images_given():
 # --- warnings -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("fit", [fit_probes, fit_ridge])
+def test_groups_are_held_out_whole(fit):
+    """Feature g is 1 for images of group g: its training mean is 0 or 1/24, nothing between."""
+    groups = np.repeat(np.arange(30), 10)
+    labels = (np.arange(30) % 2)[groups]
+    x = torch.nn.functional.one_hot(torch.tensor(groups)).float()[None]
+    mean = fit(x, labels, groups=groups, refit=False).mean[0]
+    held = mean == 0
+    assert held.sum() == 6  # a fifth of the fifteen groups of each class
+    assert held[::2].sum() == 3
+    torch.testing.assert_close(mean[~held], torch.full((24,), 1 / 24))
+
+
 def test_an_edge_of_the_grid_that_wins_is_reported():
     everything, labels = gaussian_states(images=300, width=60, strongest=0.6)
     weak = fit_probes(everything, labels, l2=[1e-5, 1e-6])

@@ -21,8 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitscope.estimates import Estimate, Sums, divided, estimate, resampled_sums
-from vitscope.layerwise import grouped_fifth
-from vitscope.probes import GRID, ProbeSet, fit_probes
+from vitscope.probes import GRID, fit_probes
 from vitscope.recoverability import checked, correctness
 from vitscope.splits import Labels, distinct, encode
 
@@ -152,7 +151,7 @@ def reseeded(
     own = encode(labels, classes).numpy()
     if len(own) != len(features):
         raise ValueError(f"there are {len(features)} images in the features but {len(own)} labels")
-    plain = _plain(features, own, l2, groups, seed)
+    plain = fit_probes(features[None], own, l2=l2, groups=groups, seed=seed, refit=False)
     chosen = [float(plain.chosen_l2[0])]
     rng = np.random.default_rng(seed)
     rows, warnings = [], list(plain.warnings)
@@ -197,23 +196,9 @@ def _compare(
     )
 
 
-def _plain(
-    features: Tensor, codes: np.ndarray, l2: Sequence[float], groups: np.ndarray | None, seed: int
-) -> ProbeSet:
-    """A probe of the images as they are, for its l2; whole groups are held out to choose it."""
-    if groups is None:
-        return fit_probes(features[None], codes, l2=l2, seed=seed, refit=False)
-    held = grouped_fifth(codes, _checked_groups(groups, codes), seed)
-    kept, aside = (torch.from_numpy(m).to(features.device) for m in (~held, held))
-    validation = (features[None, aside], codes[held])
-    return fit_probes(
-        features[None, kept], codes[~held], l2=l2, validation=validation, seed=seed, refit=False
-    )
-
-
 def _bootstrap(codes: np.ndarray, groups: np.ndarray | None, rng: np.random.Generator) -> np.ndarray:
     """Positions drawn with replacement, class by class, so that no class goes missing."""
-    names = np.arange(len(codes)) if groups is None else _checked_groups(groups, codes)
+    names = np.arange(len(codes)) if groups is None else np.asarray(groups)
     chosen: list[np.ndarray] = []
     for code in np.unique(codes):
         members = np.flatnonzero(codes == code)
@@ -221,10 +206,3 @@ def _bootstrap(codes: np.ndarray, groups: np.ndarray | None, rng: np.random.Gene
         by_unit = np.split(members[np.argsort(unit, kind="stable")], np.cumsum(np.bincount(unit))[:-1])
         chosen.extend(by_unit[u] for u in rng.integers(len(units), size=len(units)))
     return np.concatenate(chosen)
-
-
-def _checked_groups(groups: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    groups = np.asarray(groups)
-    if groups.shape != codes.shape:
-        raise ValueError(f"one group per training image is needed: {groups.shape} for {len(codes)} images")
-    return groups

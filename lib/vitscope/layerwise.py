@@ -156,7 +156,7 @@ def probe_layers(
     features, keys = stacked_features(train)
     test_features, _ = stacked_features(test)
     names = [f"{state} ({KINDS[kind]})" for kind, state in keys]
-    probes = _fit(features, train.labels, groups, seed, names)
+    probes = fit_probes(features, train.labels, groups=groups, seed=seed, names=names)
     predicted = probes.logits(test_features).argmax(-1).numpy()
     correct = np.asarray(probes.classes)[predicted] == test.labels
     interval = bootstrap_mean(100.0 * correct, clusters=clusters)
@@ -173,33 +173,3 @@ def probe_layers(
         }
     )
     return LayerProbes(table, 100 * float(scores["majority"]), list(probes.warnings), correct, probes)
-
-
-def _fit(
-    features: torch.Tensor, labels: np.ndarray, groups: np.ndarray | None, seed: int, names: list[str]
-) -> ProbeSet:
-    if groups is None:
-        return fit_probes(features, labels, seed=seed, names=names)
-    held_out = grouped_fifth(labels, groups, seed)
-    validation = (features[:, held_out], labels[held_out])
-    return fit_probes(
-        features[:, ~held_out], labels[~held_out], validation=validation, seed=seed, names=names
-    )
-
-
-def grouped_fifth(labels: np.ndarray, groups: np.ndarray, seed: int) -> np.ndarray:
-    """Mask [N] of about a fifth of the groups of each class, at least one where a class has two.
-
-    Raises ValueError where every class is one group: nothing can be held out.
-    """
-    rng, chosen = np.random.default_rng(seed), []
-    for c in np.unique(labels):
-        members = rng.permutation(np.unique(groups[labels == c]))
-        chosen.append(members[: max(len(members) // 5, int(len(members) > 1))])
-    held_out = np.concatenate(chosen)
-    if not len(held_out):
-        raise ValueError(
-            "every class is one group, so none can be held out to choose the regularization; leave out "
-            "`groups`, or name smaller ones"
-        )
-    return np.isin(groups, held_out)

@@ -28,7 +28,6 @@ from vitscope.protocol import (
     moments,
     shares_right,
     split,
-    standardise,
     standardise_as_fitted,
 )
 from vitscope.splits import Labels, distinct
@@ -120,9 +119,9 @@ def fit_mlp_probes(
         raise ValueError(f"{len(called)} names for {len(features)} states")
     classes = distinct(labels)
     (x, codes), (held_x, held_codes) = split(features, labels, classes, validation, groups, seed)
-    mean, scale = moments(x)
+    scaling = moments(x)
     found = fit_mlps(
-        standardise(x, mean, scale), codes, standardise(held_x, mean, scale), held_codes, len(classes),
+        scaling.standardise(x), codes, scaling.standardise(held_x), held_codes, len(classes),
         decays, hidden=hidden, epochs=epochs, batch_size=batch_size,
         learning_rate=learning_rate, seed=seed,
     )  # fmt: skip
@@ -133,8 +132,8 @@ def fit_mlp_probes(
     at = (torch.arange(len(x), device=x.device), best)
     return MLPProbeSet(
         classes=classes,
-        mean=mean,
-        scale=scale,
+        mean=scaling.mean,
+        scale=scaling.scale,
         network=Network(*(p[at] for p in found.networks)),
         grid=decays,
         validation_accuracy=found.right,

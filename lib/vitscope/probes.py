@@ -22,6 +22,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from vitscope.holdout import Groups
 from vitscope.logistic import Fits, fit_logistic
 from vitscope.protocol import (
     Validation,
@@ -29,7 +30,6 @@ from vitscope.protocol import (
     moments,
     shares_right,
     split,
-    standardise,
     standardise_as_fitted,
 )
 from vitscope.ridge import solve_ridge
@@ -87,6 +87,7 @@ def fit_probes(
     *,
     l2: Sequence[float] = GRID,
     validation: Validation = 0.2,
+    groups: Groups | None = None,
     seed: int = 0,
     max_iter: int = 1000,
     refit: bool = True,
@@ -96,8 +97,9 @@ def fit_probes(
 
     `features` hold one vector per state and image, in any float precision (computed in float32); `labels`
     are N integers or strings. `validation` is the share of each class to hold out, or a pair (features,
-    labels). `seed` decides which images are held out. `max_iter` bounds the solver's iterations. `names` say
-    what warnings and errors call each state, if not 0 … S−1.
+    labels); with `groups` [N] of images that belong together, such as renders of one identity, whole groups
+    are held out. `seed` decides which images are held out. `max_iter` bounds the solver's iterations.
+    `names` say what warnings and errors call each state, if not 0 … S−1.
 
     Raises ValueError for features that are not finite (naming the state), labels that are missing, −1,
     fractions or all alike, validation classes that training lacks, and strengths that are not positive.
@@ -112,7 +114,7 @@ def fit_probes(
     if max_iter < 1:
         raise ValueError(f"max_iter must be at least 1, got {max_iter}")
     solve = partial(fit_logistic, max_iter=max_iter)
-    return _fit("logistic", solve, features, labels, l2, validation, seed, refit, names)
+    return _fit("logistic", solve, features, labels, l2, validation, groups, seed, refit, names)
 
 
 def fit_ridge(
@@ -121,6 +123,7 @@ def fit_ridge(
     *,
     l2: Sequence[float] = GRID,
     validation: Validation = 0.2,
+    groups: Groups | None = None,
     seed: int = 0,
     refit: bool = True,
     names: Sequence[str] | None = None,
@@ -130,7 +133,7 @@ def fit_ridge(
     Same protocol, arguments and errors as `fit_probes`, many times cheaper, as a rule a little less
     accurate. Its logits are regression scores: they rank classes, they are no log-probabilities.
     """
-    return _fit("ridge", solve_ridge, features, labels, l2, validation, seed, refit, names)
+    return _fit("ridge", solve_ridge, features, labels, l2, validation, groups, seed, refit, names)
 
 
 @torch.no_grad()
@@ -141,6 +144,7 @@ def _fit(
     labels: Labels,
     l2: Sequence[float],
     validation: Validation,
+    groups: Groups | None,
     seed: int,
     refit: bool,
     names: Sequence[str] | None,
@@ -150,17 +154,17 @@ def _fit(
     if len(called) != len(features):
         raise ValueError(f"{len(called)} names for {len(features)} states")
     classes = distinct(labels)
-    (x, codes), (held_x, held_codes) = split(features, labels, classes, validation, None, seed)
+    (x, codes), (held_x, held_codes) = split(features, labels, classes, validation, groups, seed)
     strengths = torch.tensor(grid, device=x.device).expand(len(x), -1)
-    mean, scale = moments(x)
-    trial = solve(standardise(x, mean, scale), codes, len(classes), strengths)
-    right = _validate(trial, standardise(held_x, mean, scale), held_codes)
+    scaling = moments(x)
+    trial = solve(scaling.standardise(x), codes, len(classes), strengths)
+    right = _validate(trial, scaling.standardise(held_x), held_codes)
     best = right.argmax(1)  # the first of several equals: the strongest
     chosen = strengths.gather(1, best[:, None])
     if refit:
         x, codes = torch.cat([x, held_x], 1), torch.cat([codes, held_codes])
-        mean, scale = moments(x)
-        final = solve(standardise(x, mean, scale), codes, len(classes), chosen)
+        scaling = moments(x)
+        final = solve(scaling.standardise(x), codes, len(classes), chosen)
         weight, bias, converged = final.weight[:, 0], final.bias[:, 0], final.converged[:, 0]
     else:
         at = (torch.arange(len(x), device=x.device), best)
@@ -168,8 +172,8 @@ def _fit(
     return ProbeSet(
         kind=kind,
         classes=classes,
-        mean=mean,
-        scale=scale,
+        mean=scaling.mean,
+        scale=scaling.scale,
         weight=weight,
         bias=bias,
         grid=grid,

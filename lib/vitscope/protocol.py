@@ -4,13 +4,14 @@ No test image is ever seen here; mean and deviation are those of the training pa
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from vitscope.splits import Labels, encode, stratified
+from vitscope.holdout import Groups, holdout
+from vitscope.splits import Labels, encode
 
 Validation = float | tuple[Tensor, Labels]
 
@@ -20,7 +21,7 @@ def split(
     labels: Labels,
     classes: Sequence,
     validation: Validation,
-    groups: np.ndarray | None,
+    groups: Groups | None,
     seed: int,
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Features and class numbers for training, and those for validation.
@@ -41,44 +42,32 @@ def split(
                 f"{tuple(features.shape)}: states and width must agree"
             )
         return (features, codes), (held_x, encode_for(held_x, held_labels, classes))
-    if groups is None:
-        train, held = stratified(codes, validation, seed)
-    else:
-        train, held = _grouped(codes, groups, validation, seed)
+    train, held = holdout(codes, validation, seed, groups)
     return (features[:, train], codes[train]), (features[:, held], codes[held])
 
 
-def _grouped(codes: Tensor, groups: np.ndarray, share: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Like `stratified`, of whole groups: each class's groups are what is held out a share of."""
-    groups = np.asarray(groups)
-    if groups.shape != (len(codes),):
-        raise ValueError(f"one group per image is needed: {groups.shape} for {len(codes)} images")
-    units, unit = np.unique(groups, return_inverse=True)
-    pairs = np.unique(codes.cpu().numpy() * len(units) + unit)
-    if len(pairs) == len(np.unique(pairs // len(units))):
-        raise ValueError(
-            "every class is one group: nothing can be held out, pass validation=(features, labels)"
-        )
-    held_pairs = stratified(torch.from_numpy(pairs // len(units)), share, seed)[1].numpy()
-    held = torch.from_numpy(np.isin(unit, pairs[held_pairs] % len(units))).to(codes.device)
-    gone = len(codes.unique()) - len(codes[~held].unique())
-    if gone:
-        raise ValueError(f"{gone} classes have no group left to train on: let each group hold one class")
-    return (~held).nonzero()[:, 0], held.nonzero()[:, 0]
+class Moments(NamedTuple):
+    """Mean and deviation of every feature; 1 stands for the deviation of a constant one."""
+
+    mean: Float[Tensor, "*K F"]
+    scale: Float[Tensor, "*K F"]
+
+    def standardise(self, x: Float[Tensor, "*K N F"]) -> Float[Tensor, "*K N F"]:
+        """(x − mean)/scale of every image, in float32."""
+        return (x.float() - self.mean.unsqueeze(-2)) / self.scale.unsqueeze(-2)
 
 
-def moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of each feature; 1 stands for the deviation of a constant one."""
+def moments(x: Float[Tensor, "*K N F"]) -> Moments:
+    """Moments over the images.
+
+    >>> [m.tolist() for m in moments(torch.tensor([[0.0, 5.0], [2.0, 5.0]]))]
+    [[1.0, 5.0], [1.0, 1.0]]
+    """
     wide = x.double()
-    mean, scale = wide.mean(1), wide.std(1, correction=0)
+    mean, scale = wide.mean(-2), wide.std(-2, correction=0)
     # A float32 constant of size |mean| can differ from itself by a few eps after summing: no signal.
     constant = scale <= 8 * torch.finfo(torch.float32).eps * mean.abs()
-    return mean.float(), torch.where(constant, 1.0, scale).float()
-
-
-def standardise(x: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
-    """(x − mean)/scale of every state, in float32."""
-    return (x.float() - mean[:, None]) / scale[:, None]
+    return Moments(mean.float(), torch.where(constant, 1.0, scale).float())
 
 
 def encode_for(features: Tensor, labels: Labels, classes: Sequence) -> Int[Tensor, " N"]:
@@ -110,7 +99,7 @@ def standardise_as_fitted(features: Tensor, mean: Tensor, scale: Tensor) -> Tens
             f"these probes were fitted on {states} states of width {width}, "
             f"got features of shape {tuple(features.shape)}"
         )
-    return standardise(features, mean, scale)
+    return Moments(mean, scale).standardise(features)
 
 
 def shares_right(logits: Tensor, codes: Tensor, majority: int) -> dict[str, Tensor]:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from vitscope.estimates import Estimate, Sums, divided, estimate, resampled_sums
 from vitscope.intervals import Interval
+from vitscope.protocol import check_finite
 from vitscope.splits import Labels, encode
 
 
@@ -175,7 +176,7 @@ def checked(
             "logits must be [S, N, C]: two or more states (the last one last), images, two or more classes; "
             f"got shape {tuple(logits.shape)}"
         )
-    _check_finite("logits", logits)
+    check_finite(logits, "logits")
     count = logits.shape[2]
     if classes is not None and len(classes) != count:
         raise ValueError(f"{len(classes)} classes are named for {count} columns of logits")
@@ -230,11 +231,4 @@ def _check_features(features: Tensor, logits: Tensor) -> None:
             f"features must be [S, N, D] with the states and images of the logits {tuple(logits.shape[:2])}, "
             f"got shape {tuple(features.shape)}"
         )
-    _check_finite("features", features)
-
-
-def _check_finite(what: str, values: Tensor) -> None:
-    bad = (~values.isfinite()).any(2).sum(1).tolist()
-    if any(bad):
-        where = ", ".join(f"{n} images in state {s}" for s, n in enumerate(bad) if n)
-        raise ValueError(f"{what} hold NaN or inf (counting from state 0): {where}")
+    check_finite(features)

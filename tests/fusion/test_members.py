@@ -4,7 +4,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from vitscope.fusion import LogitAverage, out_of_fold
-from vitscope.fusion.holdout import fold_numbers
+from vitscope.holdout import fold_numbers
 
 
 def states(images=240, seed=0, width=5):

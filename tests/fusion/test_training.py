@@ -5,9 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-from vitscope.fusion.scaling import joined, moments
+from vitscope.fusion.scaling import joined
 from vitscope.fusion.training import Noise, Schedule, SelectionBudget, decorrelation, evaluate, train
 from vitscope.fusion.vfusion import FusionEncoder
+from vitscope.protocol import moments
 
 CONFIGURATIONS = [
     {"lr": 1e-2, "weight_decay": 0.1, "penalty": 0.0},

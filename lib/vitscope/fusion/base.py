@@ -11,8 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vitscope.fusion.checks import Blocks, checked_logits, checked_states, described, share_right
-from vitscope.fusion.holdout import Groups, holdout
 from vitscope.fusion.training import SelectionBudget, Tensors
+from vitscope.holdout import Groups, holdout
 from vitscope.splits import Labels, distinct, encode
 
 Features = Tensor | Sequence[Tensor]

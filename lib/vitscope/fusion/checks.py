@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from vitscope.protocol import check_finite
+
 Blocks = tuple[Float[Tensor, "_ N _"], ...]
 """Checked features in float32 [K, N, D], one block per backbone."""
 
@@ -31,10 +33,7 @@ def checked_states(features: Tensor, what: str = "features") -> Float[Tensor, "K
         raise ValueError(
             f"{what} must be [K, N, D] (stacked states, images, width), got shape {tuple(features.shape)}"
         )
-    bad = (~features.isfinite()).any(2).sum(1).tolist()
-    if any(bad):
-        where = ", ".join(f"{n} images in state {s}" for s, n in enumerate(bad) if n)
-        raise ValueError(f"{what} hold NaN or inf (counting from state 0): {where}")
+    check_finite(features, what)
     return features.detach().float()
 
 

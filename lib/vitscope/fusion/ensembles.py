@@ -13,10 +13,11 @@ from vitscope.fusion.checks import Blocks, share_right
 from vitscope.fusion.layers import linear, shared_linear, stacked_linear
 from vitscope.fusion.linear import mean_probability
 from vitscope.fusion.members import MemberHead
-from vitscope.fusion.scaling import Moments, joined, moments
+from vitscope.fusion.scaling import joined
 from vitscope.fusion.simplex import logit_weights, probability_weights
 from vitscope.fusion.trained import TrainedHead
 from vitscope.fusion.training import RATES, Configuration, Network, Noise, Tensors
+from vitscope.protocol import Moments, moments
 from vitscope.splits import stratified
 
 

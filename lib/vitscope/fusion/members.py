@@ -9,11 +9,11 @@ from torch import Tensor
 
 from vitscope.fusion.base import Fitted, Head, Problem
 from vitscope.fusion.checks import Blocks, checked_states
-from vitscope.fusion.holdout import Groups, fold_numbers, holdout
-from vitscope.fusion.scaling import moments
 from vitscope.fusion.training import Tensors
+from vitscope.holdout import Groups, fold_numbers, holdout
 from vitscope.logistic import fit_logistic
 from vitscope.probes import ProbeSet, fit_probes
+from vitscope.protocol import moments
 from vitscope.splits import Labels, distinct, encode, label_array
 
 L2 = (1e-1, 1e-2, 1e-3, 1e-4)

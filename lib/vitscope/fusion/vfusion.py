@@ -12,9 +12,10 @@ from torch.nn.functional import gelu, layer_norm
 from vitscope.fusion.base import Problem
 from vitscope.fusion.checks import Blocks
 from vitscope.fusion.layers import linear, shared_linear, stacked_linear
-from vitscope.fusion.scaling import Moments, joined, moments
+from vitscope.fusion.scaling import joined
 from vitscope.fusion.trained import TrainedHead
 from vitscope.fusion.training import RATES, Configuration, Network, Noise, Tensors
+from vitscope.protocol import Moments, moments
 
 SUBSETS = ("holistic", "last_half", "strided")
 _WEIGHT_DECAY = 0.05

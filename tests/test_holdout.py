@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitscope.fusion.holdout import fold_numbers, holdout
+from vitscope.holdout import fold_numbers, holdout
 from vitscope.splits import stratified
 
 
@@ -29,8 +29,15 @@ def test_a_group_of_several_classes_is_held_once():
     assert len(np.unique(groups[held])) == 2
 
 
+def test_a_class_of_one_group_stays_in_training():
+    codes, groups = torch.tensor([0, 0, 1, 1, 1, 1]), np.array([0, 0, 1, 1, 2, 2])
+    _, held = holdout(codes, 0.2, 0, groups)
+    assert set(groups[held]) <= {1, 2}
+    assert len(held) == 2
+
+
 def test_what_cannot_be_held_out_is_refused():
-    with pytest.raises(ValueError, match="every class is a single group: nothing can be held out"):
+    with pytest.raises(ValueError, match="every class is one group: nothing can be held out"):
         holdout(torch.tensor([0, 0, 1, 1]), 0.2, 0, ["a", "a", "b", "b"])
     with pytest.raises(ValueError, match="between 0 and 1, got 1"):
         holdout(torch.tensor([0, 0, 1, 1]), 1.0, 0, ["a", "b", "c", "d"])

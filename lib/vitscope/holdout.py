@@ -40,7 +40,9 @@ def holdout(
         chosen.update(free[: max(0, count - (len(names) - len(free)))])
     held = np.isin(member, sorted(chosen))
     if not held.any():
-        raise ValueError("every class is a single group: nothing can be held out, name smaller groups")
+        raise ValueError(
+            "every class is one group: nothing can be held out, name smaller groups or pass validation images"
+        )
     lost = np.setdiff1d(values, values[~held])
     if len(lost):
         raise ValueError(
