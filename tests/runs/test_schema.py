@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import timm
 from pydantic import Field
 
 from vitscope.errors import UnknownName
@@ -200,3 +201,12 @@ def test_every_notebook_has_every_profile_and_describes_every_field(notebook):
 def test_no_notebook_without_a_schema():
     notebooks = Path(__file__).resolve().parents[2] / "notebooks"
     assert {p.stem for p in notebooks.glob("*.ipynb")} <= set(schema.SCHEMAS)
+
+
+def test_paper_scale_names_every_registered_set_and_published_weights():
+    from vitscope.data import hub
+    from vitscope.runs.schema_frozen import HUB_FAMILIES, HUB_SHIFTS, HUB_TASKS
+
+    assert sorted(HUB_TASKS) == sorted(hub.IN_DISTRIBUTION)
+    assert sorted(HUB_SHIFTS) == sorted(hub.SHIFTED)
+    assert set(HUB_FAMILIES) <= set(timm.list_pretrained())
