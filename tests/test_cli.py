@@ -95,6 +95,73 @@ def test_build_prints_site_and_chapters(monkeypatch, tmp_path):
     assert str(html / "index.html") in result.output
 
 
+def test_build_refuses_to_run_none_at_once():
+    result = invoke("build", "--jobs", "0")
+    assert result.exit_code == 2
+    assert "jobs: got 0; expected how many notebooks run at once, 1 or more" in result.output
+
+
+def test_build_passes_jobs_on(monkeypatch, tmp_path):
+    from vitscope.runs import book
+
+    seen = []
+    monkeypatch.setattr(book, "build", lambda *_, jobs, **__: seen.append(jobs) or Built(tmp_path))
+    invoke("build")
+    invoke("build", "--jobs", "3")
+    assert seen == [None, 3]
+
+
+class TestStatusLine:
+    """What stands on a terminal of some width, and that a log holds nothing but what was said."""
+
+    @staticmethod
+    def screen(text: str) -> list[str]:
+        """The lines a terminal shows after `text`, where a carriage return goes back to the line's begin."""
+        shown = []
+        for line in text.split("\n"):
+            cells: list[str] = []
+            for part in line.split("\r"):
+                cells[: len(part)] = part
+            shown.append("".join(cells).rstrip())
+        return shown
+
+    def lines(self, monkeypatch, capsys, *, columns: int = 80, terminal: bool = True) -> list[str]:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        line = cli.StatusLine()
+        line.terminal = terminal
+        monkeypatch.setattr(cli.typer, "echo", lambda text, nl=True, err=False: print(text, end="\n" * nl))
+        line.say("running a")
+        line.show("a", "cell 1/9, 0 s")
+        line.show("b", "cell 2/40, 3 s")
+        line.show("a", "cell 2/9, 5 s")
+        line.say("running c")
+        line.show("c", "cell 1/5, 0 s")
+        return self.screen(capsys.readouterr().out)
+
+    def test_keeps_below_what_was_said(self, monkeypatch, capsys):
+        assert self.lines(monkeypatch, capsys) == [
+            "running a",
+            "running c",
+            "a: cell 2/9, 5 s | b: cell 2/40, 3 s | c: cell 1/5, 0 s",
+        ]
+
+    def test_fits_the_terminal(self, monkeypatch, capsys):
+        assert self.lines(monkeypatch, capsys, columns=40)[-1] == "a: cell 2/9, 5 s | and 2 more"
+        assert self.lines(monkeypatch, capsys, columns=10)[-1] == "a: cell 2"
+
+    def test_is_gone_at_the_end(self, monkeypatch, capsys):
+        monkeypatch.setattr(cli.typer, "echo", lambda text, nl=True, err=False: print(text, end="\n" * nl))
+        with cli.StatusLine() as line:
+            line.terminal = True
+            line.show("a", "cell 1/9, 0 s")
+            line.show("a", "")
+            assert line.running == {}
+        assert self.screen(capsys.readouterr().out) == [""]
+
+    def test_nothing_of_it_in_a_log(self, monkeypatch, capsys):
+        assert self.lines(monkeypatch, capsys, terminal=False) == ["running a", "running c", ""]
+
+
 def test_doctor_says_what_fails_and_never_crashes(monkeypatch):
     monkeypatch.setattr(doctor, "kernel", lambda: doctor.Check("ok", "kernel", "starts"))
     monkeypatch.setattr(doctor, "data", lambda: 1 / 0)

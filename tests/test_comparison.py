@@ -4,36 +4,27 @@ import numpy as np
 import pytest
 import torch
 
-from vitscope.comparison import BEST_ON_TEST, across, compare, gap_closed, importance
+from planted_tasks import two_bits
+from vitscope.comparison import (
+    BEST_ON_TEST,
+    across,
+    compare,
+    gap_closed,
+    importance,
+    separable,
+    used_members,
+)
 from vitscope.frozen import Part, Task
 from vitscope.fusion import ConcatLinear, LogitAverage, SelectionBudget, VFusion
 
 SHORT = SelectionBudget(configurations=2, steps=150)
 
 
-def planted(
-    seed: int = 0, *, states: int = 3, informative: tuple[int, ...] = (0, 2), images: int = 120
-) -> Task:
-    """Two bits that make four classes: bit 0 in the first informative state, bit 1 in the second."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def part(count: int) -> Part:
-        bits = torch.randint(0, 2, (count, 2), generator=generator)
-        features = torch.randn(states, count, 6, generator=generator)
-        for bit, state in enumerate(informative):
-            features[state, :, bit] += 8.0 * bits[:, bit]
-        labels = np.array([f"class {a}{b}" for a, b in bits.tolist()])
-        return Part(features, labels, None, {}, 0)
-
-    train, test = part(images), part(images)
-    return Task("planted", "bits", "cls", "none", tuple(np.unique(train.labels).tolist()), train, test)
-
-
 @pytest.fixture(scope="module")
 def compared():
     heads = {"ConcatLinear": ConcatLinear(budget=SHORT), "LogitAverage": LogitAverage()}
     heads |= {"VFusion": VFusion(hidden=16, latent=8, budget=SHORT)}
-    return compare(planted(), heads, seed=0)
+    return compare(two_bits(), heads, seed=0)
 
 
 def test_fusion_finds_what_no_single_state_has(compared):
@@ -64,7 +55,7 @@ def test_accuracy_and_balanced_accuracy_are_shares_of_right_answers(compared):
 
 
 def test_test_images_take_no_part_in_any_choice(compared):
-    task = planted()
+    task = two_bits()
     flipped = Task(
         task.backbone, task.dataset, "cls", "none", task.classes, task.train,
         Part(-task.test.features, task.test.labels, None, {}, 0),
@@ -75,7 +66,7 @@ def test_test_images_take_no_part_in_any_choice(compared):
 
 
 def test_a_second_test_part_is_only_predicted(compared):
-    other = planted(seed=9)
+    other = two_bits(seed=9)
     task = Task("planted", "elsewhere", "cls", "none", compared.task.classes, compared.task.train, other.test)
     moved = compared.tested_on(task)
     assert moved.heads is compared.heads
@@ -107,7 +98,7 @@ def test_gap_closed_without_a_gap_says_so():
 
 
 def test_errors_name_the_method_and_the_task():
-    task = planted()
+    task = two_bits()
     broken = Part(task.train.features.clone(), task.train.labels, None, {}, 0)
     broken.features[1, 3] = float("nan")
     bad = Task("planted", "bits", "cls", "none", task.classes, broken, task.test)
@@ -119,3 +110,38 @@ def test_tables_of_several_tasks_are_one(compared):
     table = across({("a", "x"): compared, ("b", "x"): compared})
     assert list(table.columns[:3]) == ["backbone", "dataset", "method"]
     assert len(table) == 2 * len(compared.table)
+
+
+def grouped(labels, groups):
+    """A task of which only labels and groups matter."""
+    part = Part(two_bits().train.features[:, : len(labels)], np.asarray(labels), np.asarray(groups), {}, 0)
+    return Task("planted", "groups", "cls", "none", tuple(sorted(set(labels))), part, part)
+
+
+def test_pictures_of_a_class_that_is_one_group_may_be_separated():
+    names = separable(grouped(["a", "a", "a", "b", "b", "b"], [1, 1, 2, 3, 3, 3]))
+    assert names[0] == names[1] != names[2]
+    assert len(set(names.tolist())) == 5
+    assert separable(grouped(["a", "a", "b", "b"], [1, 1, 2, 2])) is None
+
+
+def test_a_class_of_one_group_can_be_compared():
+    task = two_bits()
+    groups = np.arange(len(task.train))
+    groups[task.train.labels == "class 00"] = 0
+    train = Part(task.train.features, task.train.labels, groups, {}, 0)
+    moved = Task("planted", "bits", "cls", "none", task.classes, train, task.test)
+    assert compare(moved, {"ConcatLinear": ConcatLinear(budget=SHORT)}, seed=0).accuracy("ConcatLinear") > 95
+
+
+def test_heads_say_how_many_probes_they_need(compared):
+    needed = {name: used_members(head) for name, head in compared.heads.items()}
+    assert needed == {
+        "LastLayer": 1, "BestLayer": 1, "Oracle": 3, "ConcatLinear": 0, "LogitAverage": 3, "VFusion": 0,
+    }  # fmt: skip
+
+
+def test_prediction_is_timed_for_every_head_with_the_probes_it_needs(compared):
+    times = compared.milliseconds(repeats=1)
+    assert list(times) == list(compared.heads)
+    assert min(times.values()) > 0

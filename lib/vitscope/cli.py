@@ -6,18 +6,16 @@ on a rented GPU needs no notebook tools.
 
 from __future__ import annotations
 
+import shutil
 import sys
-import time
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-
-if TYPE_CHECKING:
-    from vitscope.runs.child import Progress
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -36,6 +34,13 @@ DIGITS = {
     **dict.fromkeys(("accuracy", "low", "high", "behind", "per_block", "per_gflop"), 1),
     **dict.fromkeys(("share", "milliseconds", "milliseconds_total"), 3),
 }
+PREDICT = """From a folder of pictures to classes, with the saved head, in Python:
+
+from vitscope import fuse
+
+found = fuse.predict("FOLDER/head.safetensors", "PICTURES")  # id, class, probability
+
+found.to_csv("classes.csv", index=False)"""
 Force = Annotated[
     bool, typer.Option("--force", help="Run again even where a result of the same inputs is there.")
 ]
@@ -72,8 +77,8 @@ def run(
         from vitscope.runs import runner
 
         job = runner.plan(notebook, profile, text=split_parameters(parameter))
-        with show_progress(job.name) as progress:
-            result = runner.execute(job, force=force, timeout=timeout, progress=progress)
+        with StatusLine() as line:
+            result = runner.execute(job, force=force, timeout=timeout, progress=line.show)
     record, spent = result.record, result.record.volatile.seconds
     verb = "reused, ran in" if result.reused else "ran in"
     typer.echo(f"{record.notebook} · {record.profile} · {verb} {spent:.0f} s")
@@ -92,13 +97,22 @@ def build(
         "_build/html"
     ),
     force: Force = False,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "-j",
+            "--jobs",
+            show_default="one for each CPU core; 1 with a GPU",
+            help="Notebooks that run at once; they share the CPU cores.",
+        ),
+    ] = None,
 ) -> None:
     """Build the book: run what must run, render, check every page, publish."""
     with plain_errors():
         from vitscope.runs import book
 
-        with show_progress("book") as progress:
-            built = book.build(profile, html, force=force, say=typer.echo, progress=progress)
+        with StatusLine() as line:
+            built = book.build(profile, html, force=force, jobs=jobs, say=line.say, progress=line.show)
     rows = [
         (c.page, "" if c.seconds is None else f"{c.seconds:.0f}", "reused" if c.reused else "")
         for c in built.chapters
@@ -184,6 +198,55 @@ def advise(
             shown = shown.merge(times[name], on="state")
         cells = shown.round(DIGITS).astype(object).where(shown.notna(), "")
         print_table(list(cells.columns), cells.itertuples(index=False))
+
+
+@app.command(epilog=PREDICT)
+def fuse(
+    backbone: Annotated[str, typer.Option(help="A zoo name, any ViT of timm, or a zoo file.")],
+    source: Annotated[
+        str,
+        typer.Option(
+            "--data", help="A folder of CLASS/*.jpg, or of train and test with those; or a dataset's name."
+        ),
+    ],
+    test: Annotated[str | None, typer.Option(help="Test on this folder or dataset instead.")] = None,
+    weights: Annotated[str | None, typer.Option(help="random, or a weight file of your own.")] = None,
+    head: Annotated[str, typer.Option(help="The head to save.")] = "VFusion",
+    every: Annotated[bool, typer.Option("--all", help="Compare all ten heads.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the head, made anew; runs/fuse/… if left out.")
+    ] = None,
+    images: Annotated[int | None, typer.Option(min=10, help="Learn from at most so many.")] = None,
+    test_images: Annotated[int | None, typer.Option(min=2, help="Test on at most so many.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Draws, splits and starts.")] = 0,
+    tokens: Annotated[str, typer.Option(help="What stands for a state: cls or patch_mean.")] = "cls",
+    norm: Annotated[str, typer.Option(help="Norm applied to a state: none, final or layer.")] = "none",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    img_size: Annotated[int | None, typer.Option(help="Pixels a side, if not the backbone's own.")] = None,
+    cache: Annotated[Path | None, typer.Option(help="Keep features here for another call.")] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite the head in a folder that exists.")
+    ] = False,
+) -> None:
+    """Fit probes and fusion heads to your own pictures, compare them, and save one head that predicts."""
+    with plain_errors():
+        from vitscope import fuse as fusing
+
+        folder = out or fusing.default_out(backbone, source, head)
+        fusing.check_out(folder, force=force)
+        with show_steps("fuse") as say:
+            fused = fusing.fuse(
+                backbone, source, test=test, weights=weights, head=head, every=every, images=images,
+                test_images=test_images, seed=seed, tokens=tokens, norm=norm, device=device,
+                img_size=img_size, cache=cache, say=say,
+            )  # fmt: skip
+        saved = fused.save(folder, force=force)
+    typer.echo(fused.title)
+    shown = fused.shown
+    print_table(list(shown.columns), shown.itertuples(index=False))
+    for remark in fused.remarks:
+        typer.echo(f"! {remark}")
+    typer.echo(f"head    {relative(saved)}")
 
 
 def milliseconds(name: str, depth: int) -> Any:
@@ -306,21 +369,70 @@ def split_parameters(texts: Sequence[str]) -> dict[str, str]:
     return found
 
 
+class StatusLine:
+    """A line on a terminal that follows what runs now; elsewhere nothing, so that logs stay short.
+
+    Notebooks that run at once report from threads of their own, hence the lock.
+    """
+
+    def __init__(self) -> None:
+        self.terminal = sys.stderr.isatty()
+        self.running: dict[str, str] = {}
+        self.lock = threading.Lock()
+        self.drawn = 0
+
+    def __enter__(self) -> StatusLine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self.lock:
+            self._draw("")
+
+    def show(self, name: str, state: str) -> None:
+        """How far a notebook is; an empty `state` takes it off the line."""
+        with self.lock:
+            self.running[name] = state
+            if not state:
+                del self.running[name]
+            self._draw(self._text())
+
+    def say(self, text: str) -> None:
+        """A line that stays, above this one."""
+        with self.lock:
+            self._draw("")
+            typer.echo(text)
+            self._draw(self._text())
+
+    def _text(self) -> str:
+        """As many notebooks as fit into the terminal's width, and how many more there are."""
+        width = shutil.get_terminal_size().columns - 1
+        parts = [f"{name}: {state}" for name, state in self.running.items()]
+        for kept in range(len(parts), 0, -1):
+            more = [f"and {len(parts) - kept} more"] if kept < len(parts) else []
+            if len(text := " | ".join(parts[:kept] + more)) <= width:
+                return text
+        return parts[0][:width] if parts else ""
+
+    def _draw(self, text: str) -> None:
+        if self.terminal and (text or self.drawn):
+            typer.echo("\r" + text.ljust(self.drawn) + ("" if text else "\r"), nl=False, err=True)
+            self.drawn = len(text)
+
+
 @contextmanager
-def show_progress(title: str) -> Iterator[Progress]:
-    """A line that follows a run on a terminal; elsewhere nothing, so that logs stay short."""
+def show_steps(title: str) -> Iterator[Callable[[str], None]]:
+    """What is being done, on a terminal; elsewhere nothing."""
     terminal = sys.stderr.isatty()
 
-    def show(cell: int, cells: int, seconds: float) -> None:
+    def say(text: str) -> None:
         if terminal:
-            typer.echo(f"\r{title}: cell {cell} of {cells}, {seconds:.0f} s   ", nl=False, err=True)
+            typer.echo(f"\r{title}: {text:<60}", nl=False, err=True)
 
-    began = time.monotonic()
     try:
-        yield show
+        yield say
     finally:
-        if terminal and time.monotonic() - began > 1:
-            typer.echo("\r" + " " * 60 + "\r", nl=False, err=True)
+        if terminal:
+            typer.echo("\r" + " " * (len(title) + 62) + "\r", nl=False, err=True)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

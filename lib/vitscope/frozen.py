@@ -133,6 +133,16 @@ def make(
     return Task(backbone.name, train.name, kind, norm, kept, *parts)
 
 
+def block_states(
+    backbone: Backbone, images: Images, *, tokens: Tokens, norm: str, cache: Path | None = None
+) -> Float[Tensor, "L N D"]:
+    """One token of the states 1 … L of every picture; labels play no part. Errors: as `capture`."""
+    captured = features(backbone, images, norm=norm, folder=cache)
+    values = captured.cls if tokens_of(backbone, tokens) == "cls" else captured.patch_mean
+    assert values is not None  # `tokens_of` chose what the backbone has
+    return values[[k for k, state in enumerate(captured.states) if state > 0]]
+
+
 def _part(
     backbone: Backbone, images: Images, classes: set[str], tokens: Tokens, norm: str, cache: Path | None
 ) -> Part:
@@ -143,14 +153,11 @@ def _part(
             f"{images.name}/{images.split} has no picture of the {len(classes)} classes learned "
             f"({', '.join(sorted(classes)[:5])}): class names of the splits must agree"
         )
-    captured = features(backbone, images, norm=norm, folder=cache)
-    values = captured.cls if tokens == "cls" else captured.patch_mean
-    assert values is not None  # `tokens_of` chose what the backbone has
-    blocks = [k for k, state in enumerate(captured.states) if state > 0]
+    values = block_states(backbone, images, tokens=tokens, norm=norm, cache=cache)
     extras = {key: value[chosen] for key, value in images.extras.items()}
     shared = [extras[key] for key in INDEPENDENT if key in extras]
     return Part(
-        features=values[blocks][:, chosen],
+        features=values[:, chosen],
         labels=names[chosen],
         groups=shared[0] if shared else None,
         extras=extras,

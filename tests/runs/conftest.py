@@ -128,7 +128,18 @@ class Book:
             path.write_text(text.lstrip(), encoding="utf-8")
         self.write()
 
-    def write(self, **cells: str) -> None:
+    def add(self, name: str, **cells: str) -> None:
+        """Add a page with another notebook of the same parameters; cells as in `write`."""
+        schema = self.notebooks / "tiny_schema.py"
+        for path, line in (
+            (schema, f'schema.SCHEMAS["{name}"] = Tiny\n'),
+            (self.project.root / "_toc.yml", f"- file: notebooks/{name}\n"),
+        ):
+            path.write_text(path.read_text(encoding="utf-8") + line, encoding="utf-8")
+        runpy.run_path(str(schema))
+        self.write(name, begin=self.cells["begin"].replace('"tiny"', f'"{name}"'), **cells)
+
+    def write(self, name: str = "tiny", **cells: str) -> None:
         """Write the notebook, with some of its cells replaced or added before the last."""
         merged = {**self.cells, **cells}
         merged["finish"] = merged.pop("finish")
@@ -136,10 +147,10 @@ class Book:
         if self.kernelspec:
             notebook.metadata["kernelspec"] = self.kernelspec
         notebook.cells = [new_markdown_cell("# A tiny chapter\n\nThe mean is {glue:text}`mean`.", id="title")]
-        for name, source in merged.items():
-            tags = {"tags": ["parameters"]} if name in self.tagged else {}
-            notebook.cells.append(new_code_cell(textwrap.dedent(source).strip(), id=name, metadata=tags))
-        nbformat.write(notebook, self.notebooks / "tiny.ipynb")
+        for cell, source in merged.items():
+            tags = {"tags": ["parameters"]} if cell in self.tagged else {}
+            notebook.cells.append(new_code_cell(textwrap.dedent(source).strip(), id=cell, metadata=tags))
+        nbformat.write(notebook, self.notebooks / f"{name}.ipynb")
 
 
 def _open_book(root: Path, monkeypatch: pytest.MonkeyPatch) -> Book:

@@ -1,8 +1,8 @@
 """Pictures of one's own: a folder of class folders, or a Parquet file.
 
 Folder layouts: `ROOT/CLASS/*.jpg`, or `ROOT/SPLIT/CLASS/*.jpg` with splits named train, test, val or
-validation. Without split folders a seeded fifth of each class is the test part. Hidden files are passed over;
-endings are compared without case.
+validation. Without split folders a seeded fifth of each class is the test part, and the split `all` is
+everything. Hidden files are passed over; endings are compared without case.
 """
 
 from collections.abc import Callable
@@ -30,10 +30,7 @@ def load_folder(root: Path, split: str, *, seed: int = 0, on_error: str = "fail"
     """
     if on_error not in ("fail", "skip"):
         raise ValueError(f"on_error must be 'fail' or 'skip', got {on_error!r}")
-    present = {d.name.lower(): d for d in _children(root)}
-    split_dirs = {
-        s: present[n] for s, names in SPLIT_FOLDERS.items() for n in reversed(names) if n in present
-    }
+    split_dirs = split_folders(root)
     if split_dirs and split not in split_dirs:
         raise ValueError(f"{root} has no split {split!r}; it has {', '.join(sorted(split_dirs))}")
     base = split_dirs.get(split, root)
@@ -47,10 +44,36 @@ def load_folder(root: Path, split: str, *, seed: int = 0, on_error: str = "fail"
     files = [(f, names.index(c.name)) for c in _children(base) for f in _pictures(c)]
     if not files:
         raise ValueError(f"no pictures below {base}; endings read: {', '.join(sorted(ENDINGS))}")
-    if not split_dirs:
+    if not split_dirs and split != "all":
         files = _seeded_part(files, split, seed)
     files, skipped = _readable(files, root) if on_error == "skip" else (files, ())
-    paths = np.array([str(f.relative_to(root)) for f, _ in files])
+    rule = "folders" if split_dirs else "all" if split == "all" else f"seeded fifth, seed {seed}"
+    return _images(root, split, files, names, rule, skipped)
+
+
+def load_unlabelled(root: Path) -> Images:
+    """Every picture below a folder, however its folders are called, as the one class `unlabelled`.
+
+    Files that do not decode are left out and listed in `.skipped`. Raises `ValueError` where none is left.
+    """
+    if not root.is_dir():
+        raise ValueError(f"no such folder of pictures: {root}")
+    files, skipped = _readable([(f, 0) for f in _pictures(root)], root, most=1.0)
+    if not files:
+        raise ValueError(
+            f"no readable picture below {root} ({len(skipped)} unreadable); endings read: "
+            f"{', '.join(sorted(ENDINGS))}"
+        )
+    return _images(root, "all", files, ["unlabelled"], "all", skipped)
+
+
+def split_folders(root: Path) -> dict[str, Path]:
+    """The folders of the splits train and test below `root`; empty where `root` holds the classes itself."""
+    present = {d.name.lower(): d for d in _children(root)}
+    return {s: present[n] for s, names in SPLIT_FOLDERS.items() for n in reversed(names) if n in present}
+
+
+def _images(root: Path, split: str, files: list[tuple[Path, int]], names, rule: str, skipped) -> Images:
     labels = np.array([label for _, label in files], dtype=np.int64)
     content = [sha256(f) for f, _ in files]
 
@@ -61,10 +84,10 @@ def load_folder(root: Path, split: str, *, seed: int = 0, on_error: str = "fail"
         name=str(root),
         split=split,
         labels=labels,
-        ids=paths,
+        ids=np.array([str(f.relative_to(root)) for f, _ in files]),
         classes=tuple(names),
         digest=fingerprint(content, labels, names),
-        source={"kind": "folder", "split_rule": "folders" if split_dirs else f"seeded fifth, seed {seed}"},
+        source={"kind": "folder", "split_rule": rule},
         read=read,
         skipped=skipped,
     )
@@ -84,7 +107,9 @@ def _pictures(folder: Path) -> list[Path]:
 
 def _seeded_part(files: list[tuple[Path, int]], split: str, seed: int) -> list[tuple[Path, int]]:
     if split not in SPLIT_FOLDERS:
-        raise ValueError(f"a folder without split folders has the splits train and test, not {split!r}")
+        raise ValueError(
+            f"a folder without split folders has the splits train and test, not {split!r} ('all' is both)"
+        )
     rng, test = np.random.default_rng(seed), set()
     labels = np.array([label for _, label in files])
     for c in np.unique(labels):
@@ -95,7 +120,9 @@ def _seeded_part(files: list[tuple[Path, int]], split: str, seed: int) -> list[t
     return [f for i, f in enumerate(files) if (i in test) == (split == "test")]
 
 
-def _readable(files: list[tuple[Path, int]], root: Path) -> tuple[list, tuple[tuple[str, str], ...]]:
+def _readable(
+    files: list[tuple[Path, int]], root: Path, most: float = MAX_BAD_SHARE
+) -> tuple[list, tuple[tuple[str, str], ...]]:
     kept, skipped = [], []
     for file, label in files:
         try:
@@ -103,10 +130,10 @@ def _readable(files: list[tuple[Path, int]], root: Path) -> tuple[list, tuple[tu
             kept.append((file, label))
         except DecodeError as error:
             skipped.append((str(file.relative_to(root)), str(error)))
-    if len(skipped) > MAX_BAD_SHARE * len(files):
+    if len(skipped) > most * len(files):
         raise DecodeError(
             f"{len(skipped)} of {len(files)} files below {root} cannot be read "
-            f"(more than {MAX_BAD_SHARE:.0%}): " + ", ".join(path for path, _ in skipped[:5])
+            f"(more than {most:.0%}): " + ", ".join(path for path, _ in skipped[:5])
         )
     return kept, tuple(skipped)
 

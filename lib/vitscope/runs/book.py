@@ -12,9 +12,11 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from pydantic import BaseModel
 from vitscope.runs import gate, hashing, runner
 from vitscope.runs.child import Progress
 from vitscope.runs.layout import Project
+from vitscope.runs.parameters import ParameterError
 from vitscope.runs.stage import stage
 
 Say = Callable[[str], None]
@@ -67,17 +70,24 @@ def build(
     *,
     project: Project | None = None,
     force: bool = False,
+    jobs: int | None = None,
     say: Say | None = None,
     progress: Progress | None = None,
 ) -> Built:
     """Build the whole book with one profile.
 
-    `html` is relative to the book's root; `force` runs everything again.
+    `html` is relative to the book's root; `force` runs everything again. `jobs` notebooks run at once (None:
+    one for each CPU core, one alone where there is a GPU), and share the CPU cores as threads unless the
+    environment sets `OMP_NUM_THREADS` or `MKL_NUM_THREADS`. At an equal number of threads, numbers do not
+    depend on `jobs`.
 
-    Errors: those of `runner.run`; `BuildFailed` when Sphinx warns; `GateError` when a page is not whole. A
-    site that stood at `html` is left as it was.
+    Errors: `ParameterError` for `jobs` below 1; those of `runner.run`, with the notebook's name: notebooks
+    running beside a failed one are stopped, finished ones are kept; `BuildFailed` when Sphinx warns;
+    `GateError` when a page is not whole. A site that stood at `html` is left as it was.
     """
     began = time.monotonic()
+    if jobs is not None and jobs < 1:
+        raise ParameterError(f"jobs: got {jobs}; expected how many notebooks run at once, 1 or more")
     project = project or Project.find()
     target = project.root / html
     say = say or (lambda _: None)
@@ -85,32 +95,88 @@ def build(
     gate.check_config(project.root / "_config.yml")
     project.state.mkdir(exist_ok=True)
     with FileLock(project.state / "build.lock"):
-        built = Built(target)
-        results = _results(project, profile, built, force, say, progress)
+        results = _results(project, profile, force, jobs, say, progress)
+        built = Built(target, [_chapter(page, results.get(page)) for page in project.pages])
         built.unchanged = _publish(project, results, target, force, say)
     built.seconds = time.monotonic() - began
     return built
 
 
+def _chapter(page: str, result: runner.Result | None) -> Chapter:
+    if result is None:
+        return Chapter(page, None, reused=False)
+    return Chapter(page, result.record.volatile.seconds, result.reused)
+
+
 def _results(
-    project: Project, profile: str, built: Built, force: bool, say: Say, progress: Progress | None
+    project: Project, profile: str, force: bool, jobs: int | None, say: Say, progress: Progress | None
 ) -> dict[str, runner.Result]:
-    """Every notebook's result, one after the other: parallel kernels would fight for memory and cores."""
+    """The result of every page that is a notebook: those that are there, then those that must run."""
     # plan all before running any: a typing error in the last chapter must not cost the first one's minutes
-    jobs = {
-        name: runner.plan(str(path), profile, project=project) for name, path in project.notebooks().items()
+    planned = {
+        page: runner.plan(str(source), profile, project=project)
+        for page in project.pages
+        if (source := project.source(page)).suffix == ".ipynb"
     }
+    results = {page: found for page, job in planned.items() if not force and (found := job.result())}
+    missing = {page: job for page, job in planned.items() if page not in results}
+    for job in missing.values():
+        job.check()
+    if missing:
+        results |= _run_all(missing, jobs or _at_once(len(missing)), force, say, progress)
+    return {page: results[page] for page in planned}
+
+
+def _run_all(
+    waiting: Mapping[str, runner.Job], at_once: int, force: bool, say: Say, progress: Progress | None
+) -> dict[str, runner.Result]:
+    """Run jobs, `at_once` at a time, each in a thread that waits for its process; one failure ends all."""
+    threads = None if any(os.environ.get(name) for name in runner.THREADS) else max(1, _cores() // at_once)
+    queue = list(waiting) if at_once == 1 else _longest_first(waiting)
+    stop = threading.Event()
+    running: dict[Future[runner.Result], str] = {}
     results: dict[str, runner.Result] = {}
-    for page in project.pages:
-        name = Path(page).name
-        if project.source(page).suffix != ".ipynb":
-            built.chapters.append(Chapter(page, None, reused=False))
-            continue
-        if force or jobs[name].result() is None:
-            say(f"running {name} ({profile})")
-        results[page] = runner.execute(jobs[name], force=force, progress=progress)
-        built.chapters.append(Chapter(page, results[page].record.volatile.seconds, results[page].reused))
+    with ThreadPoolExecutor(at_once) as pool:
+        try:
+            while queue or running:
+                while queue and len(running) < at_once:
+                    page = queue.pop(0)
+                    job = waiting[page]
+                    say(f"running {job.name} ({job.parameters.profile})")
+                    future = pool.submit(
+                        runner.execute, job, force=force, threads=threads, stop=stop, progress=progress
+                    )
+                    running[future] = page
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    page = running.pop(future)
+                    results[page] = future.result()
+                    say(f"finished {waiting[page].name} in {results[page].record.volatile.seconds:.0f} s")
+        except BaseException:  # Ctrl-C too: only this thread hears of it, the others end what they started
+            stop.set()
+            if unfinished := [page for future, page in running.items() if not future.done()]:
+                say(f"stopping {', '.join(waiting[page].name for page in unfinished)}")
+            raise
     return results
+
+
+def _longest_first(waiting: Mapping[str, runner.Job]) -> list[str]:
+    """Pages by what they last took, so that none runs alone at the end; those that never ran come first."""
+    seconds = {page: job.last_seconds() for page, job in waiting.items()}
+    return sorted(seconds, key=lambda page: -(seconds[page] or float("inf")))
+
+
+def _at_once(count: int) -> int:
+    """How many of `count` notebooks run at once unless asked; on a GPU they would fight for its memory."""
+    import torch  # seconds, which only a build that runs something should spend
+
+    return 1 if torch.cuda.is_available() else min(_cores(), count)
+
+
+def _cores() -> int:
+    """CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _publish(

@@ -15,7 +15,8 @@ from typing import Any
 
 from vitscope.runs import process, worker
 
-Progress = Callable[[int, int, float], None]
+Progress = Callable[[str, str], None]  # name of a notebook, and how far it is; empty once it has ended
+_GLANCE = 0.05
 
 
 def work(
@@ -23,12 +24,14 @@ def work(
     scratch: Path,
     marks: Mapping[str, str],
     deadline: float,
+    stop: threading.Event,
     progress: Progress | None,
 ) -> tuple[str, str]:
     """Run `request` (see `worker`) and return its outcome and message.
 
-    `marks` are environment variables for worker and kernel, `deadline` is in `time.monotonic` seconds. When
-    this returns or raises, whatever the reason, no process of the try is left.
+    `marks` are environment variables for worker and kernel, `deadline` is in `time.monotonic` seconds, `stop`
+    may be set from another thread. When this returns or raises, whatever the reason, no process of the try is
+    left.
     """
     scratch.mkdir()
     process.write_kernelspec(scratch / "jupyter", process.kernel_command())
@@ -41,10 +44,10 @@ def work(
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, encoding="utf-8",
             env=process.environment(scratch, extra), start_new_session=True,
         )  # fmt: skip
-        listener = _Listener(child, request["cells"], progress)
+        listener = _Listener(child, request, progress)
         try:
             listener.send(request)
-            listener.wait(deadline)
+            listener.wait(deadline, stop)
         finally:
             process.end_all(token)
             child.wait()
@@ -59,8 +62,11 @@ def work(
 class _Listener:
     """Reads what the worker says in a thread, so that the deadline holds even when it says nothing."""
 
-    def __init__(self, child: subprocess.Popen[str], cells: int, progress: Progress | None) -> None:
-        self.child, self.cells, self.progress = child, cells, progress
+    def __init__(
+        self, child: subprocess.Popen[str], request: Mapping[str, Any], progress: Progress | None
+    ) -> None:
+        self.child, self.progress = child, progress
+        self.name, self.cells = request["name"], request["cells"]
         self.cell = 0
         self.outcome: tuple[str, str] | None = None
         self.began = time.monotonic()
@@ -72,17 +78,25 @@ class _Listener:
         self.child.stdin.write(json.dumps(dict(request)) + "\n")
         self.child.stdin.flush()
 
-    def wait(self, deadline: float) -> None:
-        try:
-            self.child.wait(timeout=max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            where = f"in cell {self.cell}" if self.cell else "before its first cell"
-            spent = time.monotonic() - self.began
-            self.outcome = (worker.STOPPED, f"stopped {where} after {spent:.0f} s: the time allowed was up")
+    def wait(self, deadline: float, stop: threading.Event) -> None:
+        """Until the worker ends, its time is up, or `stop` is set."""
+        while self.child.poll() is None:
+            if time.monotonic() > deadline:
+                return self._cut("the time allowed was up")
+            if stop.wait(_GLANCE):
+                return self._cut("the build ended early")
+        return None
+
+    def _cut(self, reason: str) -> None:
+        where = f"in cell {self.cell}" if self.cell else "before its first cell"
+        spent = time.monotonic() - self.began
+        self.outcome = (worker.STOPPED, f"stopped {where} after {spent:.0f} s: {reason}")
 
     def close(self) -> None:
         """Hear everything said before the pipe closed, and close our end."""
         self.thread.join(timeout=5)
+        if self.progress:
+            self.progress(self.name, "")
         for pipe in (self.child.stdin, self.child.stdout):
             if pipe is not None:
                 pipe.close()
@@ -93,6 +107,7 @@ class _Listener:
             if "cell" in message:
                 self.cell = message["cell"] + 1
                 if self.progress:
-                    self.progress(self.cell, self.cells, time.monotonic() - self.began)
+                    spent = time.monotonic() - self.began
+                    self.progress(self.name, f"cell {self.cell}/{self.cells}, {spent:.0f} s")
             elif self.outcome is None:
                 self.outcome = (message["outcome"], message["message"])

@@ -12,13 +12,16 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import nbformat
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from vitscope.runs import child, postprocess, preflight, worker
 from vitscope.runs import notebook as nb
@@ -32,6 +35,7 @@ from vitscope.runs.session import PREFIX, RUN_DIR, RUN_KEY
 
 ATTEMPTS = 3
 START_TIMEOUT = 120
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # torch follows the first, MKL's own loops the second
 TIMEOUTS = {"smoke": 900, "course": 3600, "colab": 2 * 3600, "paper": 48 * 3600}
 
 
@@ -65,6 +69,22 @@ class Job:
         """The finished result of exactly these inputs, if there is one."""
         record = completed(self.folder, self.inputs.key, self.name)
         return Result(record, self.folder, reused=True) if record else None
+
+    def check(self) -> None:
+        """Raise `PreflightError`, with the notebook's name, unless all that the parameters name is there."""
+        try:
+            preflight.check(self.parameters, self.source.parent)
+        except preflight.PreflightError as error:
+            raise preflight.PreflightError(f"{self.name}: {error}") from None
+
+    def last_seconds(self) -> float | None:
+        """What the notebook's latest finished run took with this profile, whatever has changed since."""
+        found = []
+        for path in self.folder.parent.glob(f"*/{FILE_NAME}"):
+            record = completed(path.parent, path.parent.name, self.name)
+            if record and record.profile == self.parameters.profile and not record.changed:
+                found.append((record.volatile.started, record.volatile.seconds))
+        return max(found)[1] if found else None
 
 
 @dataclass(frozen=True)
@@ -117,20 +137,49 @@ def plan(
 
 
 def execute(
-    job: Job, *, force: bool = False, timeout: float | None = None, progress: child.Progress | None = None
+    job: Job,
+    *,
+    force: bool = False,
+    timeout: float | None = None,
+    threads: int | None = None,
+    stop: threading.Event | None = None,
+    progress: child.Progress | None = None,
 ) -> Result:
-    """Run a job unless its result is there. Two calls for one job do not run it twice."""
+    """Run a job unless its result is there. Two calls for one job do not run it twice.
+
+    `threads` is how many CPU threads the kernel gets (None: as the environment says, else all). Setting
+    `stop` from another thread ends the run, and with it its processes, as a `RunFailed`.
+    """
+    stop = stop or threading.Event()
     job.folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(job.folder.parent / f".{job.inputs.key}.lock"):
+    with _locked(job, stop):
         if not force and (result := job.result()):
             return result
         for remains in job.folder.parent.glob(f".{job.inputs.key}-*"):  # of a runner that was killed
             shutil.rmtree(remains, ignore_errors=True)
-        preflight.check(job.parameters, job.source.parent)
-        return _run(job, timeout or TIMEOUTS[job.parameters.profile], progress)
+        job.check()
+        return _run(job, timeout or TIMEOUTS[job.parameters.profile], threads, stop, progress)
 
 
-def _run(job: Job, timeout: float, progress: child.Progress | None) -> Result:
+@contextmanager
+def _locked(job: Job, stop: threading.Event) -> Iterator[None]:
+    """Hold the job's lock; waiting for it, which can take as long as another runner's run, heeds `stop`."""
+    lock = FileLock(job.folder.parent / f".{job.inputs.key}.lock")
+    while not lock.is_locked:
+        try:
+            lock.acquire(timeout=1)
+        except Timeout:
+            if stop.is_set():
+                raise RunFailed(f"{job.name}: not started, the build ended early") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _run(
+    job: Job, timeout: float, threads: int | None, stop: threading.Event, progress: child.Progress | None
+) -> Result:
     with tempfile.TemporaryDirectory(prefix=f".{job.inputs.key}-", dir=job.folder.parent) as scratch:
         workplace = Path(scratch)
         product = workplace / "result"
@@ -138,7 +187,7 @@ def _run(job: Job, timeout: float, progress: child.Progress | None) -> Result:
         raw = workplace / "executed.ipynb"
         started = time.monotonic()
         try:
-            _attempts(job, raw, workplace, started + timeout, progress)
+            _attempts(job, raw, workplace, started + timeout, threads, stop, progress)
             record = _finish(job, raw, product, time.monotonic() - started)
         except BaseException as error:
             failed = _keep_failed(job, raw, error)
@@ -149,9 +198,18 @@ def _run(job: Job, timeout: float, progress: child.Progress | None) -> Result:
     return Result(record, job.folder, reused=False)
 
 
-def _attempts(job: Job, raw: Path, workplace: Path, deadline: float, progress: child.Progress | None) -> None:
+def _attempts(
+    job: Job,
+    raw: Path,
+    workplace: Path,
+    deadline: float,
+    threads: int | None,
+    stop: threading.Event,
+    progress: child.Progress | None,
+) -> None:
     """Run the worker; a kernel that never reached a cell is started again, with fresh sockets or ports."""
     request = {
+        "name": job.name,
         "source": str(job.source),
         "output": str(raw),
         "parameters": job.parameters.model_dump(mode="json"),
@@ -160,8 +218,10 @@ def _attempts(job: Job, raw: Path, workplace: Path, deadline: float, progress: c
         "cells": len(nb.read(job.source).cells) + 1,  # papermill adds one
     }
     marks = {PREFIX: sys.prefix, RUN_DIR: str(workplace / "result"), RUN_KEY: job.inputs.key}
+    if threads is not None:
+        marks |= dict.fromkeys(THREADS, str(threads))
     for attempt in range(1, ATTEMPTS + 1):
-        outcome, message = child.work(request, workplace / str(attempt), marks, deadline, progress)
+        outcome, message = child.work(request, workplace / str(attempt), marks, deadline, stop, progress)
         if outcome == worker.OK:
             return
         if outcome != worker.NOT_STARTED:

@@ -105,8 +105,8 @@ class Recoverability(_Frozen):
         "paper": PAPER_TASKS,
     }
 
-    mlp_hidden: int = Field(64, ge=1, le=4096, description="hidden units of the MLP probes")
-    mlp_epochs: int = Field(15, ge=1, le=1000, description="epochs of the MLP probes")
+    mlp_hidden: int = Field(128, ge=1, le=4096, description="hidden units of the MLP probes")
+    mlp_epochs: int = Field(25, ge=1, le=1000, description="epochs of the MLP probes")
 
 
 class VerticalFusion(_Heads):
@@ -140,7 +140,8 @@ class FusionAblations(_Heads):
         ["twin_s", "twin_b", "clip_names"], description="frozen backbones, also fused with each other"
     )
     datasets: Datasets = Field(["emoji_group", "fashion_mnist"], description="tasks the heads are fitted to")
-    latents: list[int] = Field([16, 64, 256], min_length=1, description="latent widths that are compared")
+    steps: int = Field(100, ge=1, le=100_000, description="least number of updates of a head that is trained")
+    latents: list[int] = Field([8, 16, 32], min_length=1, description="latent widths compared with `latent`")
     penalties: list[float] = Field(
         [0.0, 0.01, 0.1, 1.0], min_length=1, description="weights λ of the penalty that are compared"
     )
@@ -169,7 +170,8 @@ class Shift(_Heads):
         "paper": PAPER_HEADS | {"datasets": HUB_SHIFTS},
     }
 
-    datasets: Datasets = Field(SHIFTS, description="shifted sets; one trains on their clean part")
+    backbones: Backbones = Field(["twin_b"], description="frozen backbones, one or more")
+    datasets: Datasets = Field(SHIFTS, description="shifted sets; heads learn from their clean training part")
     severities: list[int] = Field(
         [1, 3, 5], min_length=1, description="severities of corrupted sets, of 1 to 5"
     )
@@ -178,4 +180,6 @@ class Shift(_Heads):
     def _known(self) -> Self:
         if not set(self.severities) <= {1, 2, 3, 4, 5}:
             raise ValueError(f"severities must be of 1 to 5, got {self.severities}")
+        if self.severities != sorted(set(self.severities)):
+            raise ValueError(f"severities must ascend, each once, got {self.severities}")
         return self

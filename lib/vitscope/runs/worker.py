@@ -49,6 +49,9 @@ def _execute(request: dict[str, Any], cell_starts: Any) -> tuple[str, str]:
     from papermill.exceptions import PapermillExecutionError
     from traitlets.config import Config
 
+    runtime = Path(os.environ["JUPYTER_RUNTIME_DIR"])
+    # sockets lie beside the connection file; without one, in the notebook's folder, where jobs would meet
+    manager = {"transport": transport(runtime), "connection_file": str(runtime / "kernel.json")}
     try:
         papermill.execute_notebook(
             _literal(request["source"]),
@@ -60,7 +63,7 @@ def _execute(request: dict[str, Any], cell_starts: Any) -> tuple[str, str]:
             start_timeout=request["start_timeout"],
             progress_bar=False,
             on_cell_execute=cell_starts,
-            config=Config(KernelManager={"transport": transport(Path(os.environ["JUPYTER_RUNTIME_DIR"]))}),
+            config=Config(KernelManager=manager),
         )
     except PapermillExecutionError as error:
         return CELL_FAILED, f"cell {error.cell_index + 1} raised {error.ename}: {error.evalue}"
