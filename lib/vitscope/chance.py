@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitscope.estimates import Estimate, Sums, divided, estimate, resampled_sums
-from vitscope.probes import GRID, fit_probes
+from vitscope.probes import GRID, fit_probes, logits_at
 from vitscope.recoverability import checked, correctness
 from vitscope.splits import Labels, distinct, encode
 
@@ -152,14 +152,21 @@ def reseeded(
     if len(own) != len(features):
         raise ValueError(f"there are {len(features)} images in the features but {len(own)} labels")
     plain = fit_probes(features[None], own, l2=l2, groups=groups, seed=seed, refit=False)
-    chosen = [float(plain.chosen_l2[0])]
     rng = np.random.default_rng(seed)
-    rows, warnings = [], list(plain.warnings)
+    rows, warnings, unsolved = [], list(plain.warnings), 0
     for _ in range(count):
         drawn = torch.from_numpy(_bootstrap(own, groups, rng))
-        probe = fit_probes(features[None, drawn.to(features.device)], own[drawn], l2=chosen, seed=seed)
-        rows.append(probe.logits(test_features[None])[0].argmax(1).cpu().numpy() == codes)
-        warnings.extend(w for w in probe.warnings if w not in warnings)
+        said, converged = logits_at(
+            features[None, drawn.to(features.device)],
+            torch.from_numpy(own[drawn]).to(features.device),
+            len(classes),
+            plain.chosen_l2,
+            test_features[None],
+        )
+        rows.append(said[0].argmax(1).cpu().numpy() == codes)
+        unsolved += int(not converged[0])
+    if unsolved:
+        warnings.append(f"the solver did not converge for {unsolved} of {count} reseeded probes")
     named, real = np.stack(rows), correctness(logits, codes)
     accuracy = 100 * named.mean(1)
     return _compare(real, np.any(named, axis=0), accuracy, tuple(warnings), clusters, draws, level, seed)

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vitscope.holdout import Groups
@@ -187,6 +187,23 @@ def _fit(
             *_solver_warnings(trial.converged, converged, called),
         ),
     )
+
+
+def logits_at(
+    features: Float[Tensor, "S N D"],
+    codes: Int[Tensor, " N"],
+    classes: int,
+    l2: Float[Tensor, " S"],
+    unseen: Float[Tensor, "S M D"],
+) -> tuple[Float[Tensor, "S M C"], Bool[Tensor, " S"]]:
+    """Scores of other images by logistic probes at strengths already chosen, and which probes converged.
+
+    No image is held out. Labels are numbers 0 … classes − 1.
+    """
+    scaling = moments(features)
+    fits = fit_logistic(scaling.standardise(features), codes, classes, l2[:, None])
+    logits = torch.baddbmm(fits.bias, scaling.standardise(unseen), fits.weight[:, 0].mT)
+    return logits, fits.converged[:, 0]
 
 
 def _validate(fits: Fits, held: Tensor, codes: Tensor) -> Float[Tensor, "S G"]:

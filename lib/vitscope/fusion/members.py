@@ -11,9 +11,7 @@ from vitscope.fusion.base import Fitted, Head, Problem
 from vitscope.fusion.checks import Blocks, checked_states
 from vitscope.fusion.training import Tensors
 from vitscope.holdout import Groups, fold_numbers, holdout
-from vitscope.logistic import fit_logistic
-from vitscope.probes import ProbeSet, fit_probes
-from vitscope.protocol import moments
+from vitscope.probes import ProbeSet, fit_probes, logits_at
 from vitscope.splits import Labels, distinct, encode, label_array
 
 L2 = (1e-1, 1e-2, 1e-3, 1e-4)
@@ -69,11 +67,7 @@ def out_of_fold(
     logits = x.new_empty(len(x), len(codes), len(classes))
     for fold in range(int(numbers.max()) + 1):
         rest, own = (numbers != fold).nonzero()[:, 0], (numbers == fold).nonzero()[:, 0]
-        scale = moments(x[:, rest])
-        fits = fit_logistic(
-            scale.standardise(x[:, rest]), codes[rest], len(classes), probes.chosen_l2[:, None]
-        )
-        logits[:, own] = torch.baddbmm(fits.bias, scale.standardise(x[:, own]), fits.weight[:, 0].mT)
+        logits[:, own], _ = logits_at(x[:, rest], codes[rest], len(classes), probes.chosen_l2, x[:, own])
     return Members(logits, probes)
 
 
