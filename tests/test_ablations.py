@@ -19,12 +19,10 @@ BASE = VFusion(hidden=16, latent=8, budget=BUDGET)
 @pytest.fixture(scope="module")
 def compared():
     """Three states: one bit in the first, one in the last, so that dropping the first costs half."""
-    found = {}
-    for name in ("a", "b"):
-        task = two_bits(backbone=name)
-        heads = ablations.variants(BASE, 3, latents=[4], penalties=[0.0, 0.1])
-        found[name, "bits"] = ablations.with_best_penalty(compare(task, heads, seed=0))
-    return found
+    heads = ablations.variants(BASE, 3, latents=[4], penalties=[0.0, 0.1])
+    one = ablations.with_best_penalty(compare(two_bits(backbone="a"), heads, seed=0))
+    twin = replace(one, task=replace(one.task, backbone="b"))  # a second backbone that answers alike
+    return {("a", "bits"): one, ("b", "bits"): twin}
 
 
 def test_one_thing_is_changed_and_the_budget_stays():
@@ -126,7 +124,7 @@ def test_fusing_backbones_finds_what_none_of_them_has(fused):
     table = report.horizontal_table(across).set_index("method")
     assert table.loc[ablations.VERTICAL, "backbones"] == 1
     assert table.loc[ablations.BOTH, "backbones"] == 2
-    assert "2 values" not in report.horizontal_figure(across).alt
+    assert "4 values of method" in report.horizontal_figure(across).alt
 
 
 def test_backbones_must_be_several_and_have_seen_the_same_images(fused):
@@ -149,7 +147,9 @@ def test_figures_show_every_change_with_its_number(compared):
     last = report.last_states_figure(compared).data
     assert sorted(set(last["states"])) == [1, 2, 3]
     cost = report.cost_figure(compared).data
-    assert {"selected states", "last states", "latent width", "linear encoder"} == set(cost["what"])
+    assert set(cost["what"]) == {
+        "last half", "every second", "linear encoder", "last states", "latent", "all states",
+    }  # fmt: skip
     assert report.gain_figure(compared).data["backbone"].tolist() == ["a", "b"]
 
 

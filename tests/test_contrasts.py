@@ -5,7 +5,7 @@ import pytest
 
 from planted_tasks import outcome, outcomes
 from vitscope.comparison import across
-from vitscope.contrasts import Paired, best_by_mean, gap_over_tasks, over_datasets, over_images, paired
+from vitscope.contrasts import Paired, best_by_mean, gap_over_tasks, over_images, paired
 
 BEST = [[1, 0, 0, 0], [1, 1, 0, 0]]
 FUSED = [[1, 1, 1, 0], [1, 0, 0, 0]]
@@ -52,13 +52,6 @@ def test_whole_clusters_are_drawn():
     together = over_images({"a": Paired(points, np.repeat([1, 2], 50))})
     assert alone.high - alone.low < 25
     assert (together.low, together.high) == (0.0, 100.0)
-
-
-def test_datasets_are_drawn_where_there_are_several():
-    same = {f"set {k}": Paired(np.array([0.0, 100.0]), None) for k in range(3)}
-    found = over_datasets(same)
-    assert (found.value, found.low, found.high) == (50.0, 50.0, 50.0)
-    assert over_datasets({"set 0": same["set 0"]}).low == 0.0
 
 
 def test_ratio_of_means_and_mean_of_ratios_by_hand():

@@ -83,6 +83,10 @@ def test_the_table_has_every_method_and_says_what_was_left_out(saved):
     assert "\r" not in saved[0].output  # progress is for terminals
 
 
+def test_help_says_how_to_predict():
+    assert "fuse.predict(" in invoke("--help").output
+
+
 def test_the_folder_holds_head_card_and_table_and_nothing_else(saved, pictures):
     out = saved[1]
     assert sorted(f.name for f in out.iterdir()) == ["card.json", "head.safetensors", "table.csv"]
@@ -293,8 +297,10 @@ def test_another_backbone_is_refused(saved, pictures):
 def test_weights_from_a_file_must_be_passed_and_random_ones_are_made_again(pictures, tmp_path):
     torch.save(backbones.load("depth_06").model.state_dict(), tmp_path / "mine.pth")
     asked = {"name": "depth_06", "weights": "mine.pth", "img_size": None}
-    with pytest.raises(FuseError, match=r"weights from a file \(mine.pth\): load it and pass it"):
+    with pytest.raises(FuseError, match=r"weights of your own, mine\.pth: load them and pass"):
         fuse_predict._card_backbone(asked, "cpu")
+    with pytest.raises(FuseError, match=r"weights of your own, mine\.safetensors"):
+        fuse_predict._card_backbone({**asked, "name": "mine.safetensors", "weights": "auto"}, "cpu")
     again = fuse_predict._card_backbone({**asked, "weights": "random:3"}, "cpu")
     assert again.digest == backbones.load("depth_06", weights="random:3").digest
 

@@ -5,6 +5,7 @@ import pytest
 from planted_tasks import outcomes
 from vitscope import fusion_report as report
 from vitscope.comparison import across
+from vitscope.estimates import Estimate
 
 # on two sets of four images: best layer 25 and 50 %, VFusion 75 and 25 %, Super Learner 50 and 50 %
 METHODS = {
@@ -48,6 +49,9 @@ def test_gains_say_value_interval_and_number_of_datasets(compared):
     assert said["spread"] == pytest.approx((-25, 50))
     assert (said["n"], said["unit"]) == (2, "points")
     assert said["text"] == "+12.5 points (-25.0 to +50.0)"
+    alone = {key: value for key, value in compared.items() if key[1] == "set 0"}
+    assert report.gain(alone, "VFusion", "BestLayer")["value"] == 50  # of one dataset, over its images
+    assert report.gain(alone, "VFusion", "BestLayer")["n"] == 1
     assert set(report.gains_by_backbone(compared, "VFusion", "BestLayer")) == {"a", "b"}
 
 
@@ -103,6 +107,11 @@ def test_the_control_table_has_differences_with_intervals(compared):
     found = report.control_table(compared["a", "set 0"]).set_index("method")
     assert found.loc["VFusion", ["accuracy", "points"]].tolist() == [75, 50]
     assert found.loc["BestLayer", "accuracy"] == 25
+
+
+def test_nothing_is_said_without_a_sign():
+    assert report.points(Estimate(-0.2, -0.4, 0.3), unit="%")["text"] == "0 % (0 to 0)"
+    assert report.points(Estimate(-0.04, -1.0, 2.0))["text"] == "+0.0 points (-1.0 to +2.0)"
 
 
 def test_what_cannot_be_measured_is_none_with_its_reason():

@@ -3,7 +3,7 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from vitscope.logistic import fit_logistic
+from vitscope.logistic import fit_logistic, spectrum
 from vitscope.probes import GRID, fit_probes, fit_ridge
 from vitscope.splits import stratified
 
@@ -291,6 +291,19 @@ def test_half_precision_features_are_computed_in_float32(dtype):
     probes = fit_probes(features.to(dtype), labels)
     assert probes.logits(features.to(dtype)).dtype == torch.float32
     assert probes.accuracy(features.to(dtype), labels)["accuracy"][2] > 0.5
+
+
+def test_fewer_images_than_features_give_the_same_directions():
+    """Through products of images or of features: the same covariance, one direction less than images."""
+    x = torch.randn(2, 30, 200, generator=torch.Generator().manual_seed(0))
+    x = x - x.mean(1, keepdim=True)
+    found = spectrum(x)
+    assert found.values.shape == (2, 29)
+    torch.testing.assert_close(
+        (found.vectors * found.values[:, None]) @ found.vectors.mT, x.mT @ x / 30, atol=1e-5, rtol=1e-5
+    )
+    identity = torch.eye(29).expand(2, -1, -1)
+    torch.testing.assert_close(found.vectors.mT @ found.vectors, identity, atol=1e-5, rtol=0)
 
 
 def test_features_that_need_gradients_do_not_build_a_graph():

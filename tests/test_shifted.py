@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers import tiny
+from helpers import flat, tiny
 from planted_shift import pictures, planted_tested
 from vitscope import features, shifted, shifted_sets
 from vitscope.comparison import BEST, ORACLE
@@ -53,6 +53,19 @@ def test_another_style_shows_the_same_emoji_and_places_have_groups():
     assert places.clean is None
     assert places.has_groups
     assert not style.has_groups
+
+
+def test_a_folder_is_tested_on_its_own_test_part(tmp_path):
+    for part, levels in (("train", range(4)), ("test", range(10, 12))):
+        for name in ("a", "b"):
+            folder = tmp_path / "deep/er" / part / name
+            folder.mkdir(parents=True)
+            for level in levels:
+                flat(level).save(folder / f"{level}.png")
+    found = shifted_sets.load(str(tmp_path / "deep/er"), severities=[1, 3], **LIMITS)
+    assert (len(found.train), len(found.tests), len(found.tests[0])) == (8, 1, 4)
+    assert found.clean is None
+    assert not found.has_groups
 
 
 def test_a_group_of_one_picture_stops_before_the_long_part(monkeypatch):

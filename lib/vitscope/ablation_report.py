@@ -70,7 +70,7 @@ def change_figure(comparisons: Comparisons) -> plotting.Figure:
         y="points",
         band=("low", "high"),
         reference=(0.0, "as it is"),
-        title="VFusion with one thing changed",
+        title="VFusion with one thing changed; dashed: as it is",
         xlabel="change",
         ylabel="accuracy less VFusion's (points)",
         name="changes",
@@ -130,21 +130,21 @@ def penalty_gain(comparisons: Comparisons) -> Reported:
 def cost_figure(comparisons: Comparisons) -> plotting.Figure:
     """Accuracy against learned numbers, mean over tasks, for what changes VFusion's size."""
     table = across(comparisons).groupby("method", sort=False)[["parameters", "accuracy"]].mean()
-    kinds = {
-        "selected states": [n for n in SELECTION if n in table.index],
-        "last states": [n for n in table.index if n.startswith(LAST_STATES)],
-        "latent width": [n for n in table.index if n.startswith(LATENT)],
-        LINEAR: [n for n in table.index if n == LINEAR],
-    }
-    thousands, accuracy = table["parameters"] / 1000, table["accuracy"]
+    kinds = {name: [name] for name in (LAST_HALF, STRIDED, LINEAR) if name in table.index}
+    for kind in (LAST_STATES, LATENT):
+        kinds[kind.rstrip(":")] = [n for n in table.index if n.startswith(kind)]
+    kinds["all states"] = [WHOLE]
     rows = [
-        {"what": kind, "thousands": thousands[name], "accuracy": accuracy[name]}
+        {
+            "what": kind,
+            "thousands": table.loc[name, "parameters"] / 1000,
+            "accuracy": table.loc[name, "accuracy"],
+        }
         for kind, names in kinds.items()
         for name in names
     ]
-    shown = pd.DataFrame(rows).groupby(["what", "thousands"], sort=False)["accuracy"].mean().reset_index()
     return plotting.layer_curves(
-        shown,
+        pd.DataFrame(rows),
         x="thousands",
         y="accuracy",
         hue="what",
@@ -223,9 +223,9 @@ def horizontal_figure(found: Mapping[str, Horizontal]) -> plotting.Figure:
     ]
     return plotting.category_bars(
         pd.DataFrame(rows),
-        x="dataset",
+        x="method",
         y="accuracy",
-        hue="method",
+        hue="dataset",
         title="Depths, backbones, or both",
         ylabel="accuracy (%)",
         name="horizontal",

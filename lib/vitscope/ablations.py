@@ -21,6 +21,9 @@ LAST_HALF, STRIDED, LINEAR = "last half", "every second", "linear encoder"
 LATENT, PENALTY, LAST_STATES = "latent", "λ =", "last states:"
 UNPENALISED, PENALISED = f"{PENALTY} 0", "λ > 0"
 """The penalised head that is best on validation, of those that were compared."""
+PENALTIES = (0.0, 0.01, 0.1, 1.0)
+PORTIONS = (0.25, 0.5)
+"""Weights λ, and shares of the training images, that are compared."""
 VERTICAL, HORIZONTAL, BOTH = "best VFusion", "HFusion, last states", "HFusion, all states"
 VOTES = "Super Learner, last states"
 
@@ -49,7 +52,7 @@ def with_rival(base: VFusion) -> dict[str, Head]:
 
 
 def variants(
-    base: VFusion, states: int, *, latents: Sequence[int], penalties: Sequence[float]
+    base: VFusion, states: int, *, latents: Sequence[int], penalties: Sequence[float] = PENALTIES
 ) -> dict[str, Head]:
     """`with_rival`, and `base` with one thing changed, by name, none fitted; the same budget for all.
 

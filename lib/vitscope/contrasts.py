@@ -1,9 +1,9 @@
 """What one method has over another, from which images each gets right, paired image by image.
 
 Several backbones that saw the same test images are several measurements of those images, not further images:
-they are averaged image by image first. What is drawn for an interval is then either datasets, which says
-whether a difference would be seen on other tasks, or test images within each dataset, which says whether
-it would be seen on other images of these tasks.
+they are averaged image by image first. Intervals draw test images within each dataset, which says whether
+a difference would be seen on other images of these tasks; `ranking.differences` draws datasets, which says
+whether it would be seen on other tasks.
 """
 
 from __future__ import annotations
@@ -76,19 +76,6 @@ def over_images(
         values.append(divided(total["points"], total["images"]))
         drawn.append(divided(sums["points"], sums["images"]))
     return estimate(np.mean(values), np.mean(drawn, 0), "", level)
-
-
-def over_datasets(
-    parts: Mapping[str, Paired], *, draws: int = 1000, level: float = 0.95, seed: int = 0
-) -> Estimate:
-    """Mean over datasets of the mean difference, with an interval over datasets.
-
-    The interval of one dataset is over its test images instead: there are no others to draw.
-    """
-    if len(parts) < 2:
-        return over_images(parts, draws=draws, level=level, seed=seed)
-    means = np.array([part.points.mean() for part in parts.values()])
-    return over_images({"datasets": Paired(means, None)}, draws=draws, level=level, seed=seed)
 
 
 def best_by_mean(table: pd.DataFrame, methods: Sequence[str]) -> str:

@@ -67,9 +67,10 @@ def predict(
 def _card_backbone(card: dict[str, Any], device: str) -> Backbone:
     from_file = card["weights"] != "auto" and not is_random(card["weights"])
     if from_file or Path(card["name"]).suffix in ENDINGS:
+        file = card["weights"] if from_file else card["name"]
         raise FuseError(
-            f"the head was fitted on {card['name']} with weights from a file ({card['weights']}): load it "
-            "and pass it, as predict(…, backbone=backbones.load(NAME, weights=FILE))"
+            f"the head was fitted on weights of your own, {file}: load them and pass the backbone, as "
+            "predict(…, backbone=backbones.load(…))"
         )
     return backbones.load(card["name"], weights=card["weights"], img_size=card["img_size"], device=device)
 

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from vitscope import contrasts, plotting, ranking
-from vitscope.comparison import BEST, BEST_ON_TEST, LAST, ORACLE, Comparison
+from vitscope.comparison import BEST, BEST_ON_TEST, LAST, ORACLE, Comparison, across
 from vitscope.estimates import Estimate
-from vitscope.heatmap import heatmap
 from vitscope.intervals import bootstrap_mean
 from vitscope.phase_report import Reported
 from vitscope.rivals import CONTESTANTS, CONTROL, METHODS
@@ -34,17 +33,17 @@ def lead_figure(table: pd.DataFrame) -> plotting.Figure:
     cells = accuracy_table(table).set_index(["backbone", "dataset"])
     methods = [m for m in cells.columns if m not in (BEST, ORACLE)]
     leads = cells[methods].sub(cells[BEST], axis=0).stack().rename("points").reset_index()
-    leads["task"] = leads["dataset"] + ", " + leads["backbone"]
-    reach = float(max(leads["points"].abs().max(), 0.1))
     means = leads.groupby("method", sort=False)["points"].mean()
     said = ", ".join(f"{name} {value:+.1f}" for name, value in means.items())
-    return heatmap(
+    return plotting.category_points(
         leads,
         x="method",
-        y="task",
-        value="points",
-        limits=(-reach, reach),
-        title="Lead over the best layer (points)",
+        y="points",
+        hue="backbone",
+        order=methods,
+        reference=(0.0, "as the best layer"),
+        title="Lead over the best layer, a dot for each dataset",
+        ylabel="points",
         name="leads",
         alt=f"Lead in points over the best layer on {len(cells)} tasks; means: {said}.",
     )
@@ -83,7 +82,7 @@ def rank_table(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def rank_figure(table: pd.DataFrame) -> plotting.Figure:
-    """Mean rank of each method; what lies above the line is told from the best by ranks."""
+    """Mean rank of each method; ranks tell what lies above the line from the best."""
     ranks = ranking.mean_ranks(blocks(table))
     difference = float(ranking.friedman(blocks(table))["critical difference"].iloc[0])
     best = float(ranks["rank"].min())
@@ -92,8 +91,8 @@ def rank_figure(table: pd.DataFrame) -> plotting.Figure:
         ranks,
         x="method",
         y="rank",
-        reference=(best + difference, f"best + critical difference {difference:.1f}"),
-        title="Mean rank over tasks (1 is best)",
+        reference=(best + difference, "best + critical difference"),
+        title=f"Mean rank over tasks, 1 is best; dashed: best + critical difference {difference:.1f}",
         ylabel="mean rank",
         name="ranks",
         alt=f"Mean ranks: {said}. The critical difference is {difference:.1f}.",
@@ -131,9 +130,14 @@ def task_figure(comparisons: Comparisons, reference: str = BEST) -> plotting.Fig
 
 
 def gain(comparisons: Comparisons, method: str, reference: str) -> Reported:
-    """`method` less `reference` in points, with an interval over datasets (of one: over its images)."""
-    parts = contrasts.paired(comparisons, method, reference)
-    return points(contrasts.over_datasets(parts), n=len(parts))
+    """`method` less `reference` in points, with an interval over datasets; of one, over its test images."""
+    datasets = {dataset for _, dataset in comparisons}
+    if len(datasets) < 2:
+        found = contrasts.over_images(contrasts.paired(comparisons, method, reference))
+    else:
+        row = difference_table(across(comparisons), reference).set_index("method").loc[method]
+        found = Estimate(float(row["difference"]), float(row["low"]), float(row["high"]))
+    return points(found, n=len(datasets))
 
 
 def gains_by_backbone(comparisons: Comparisons, method: str, reference: str) -> dict[str, Reported]:
@@ -149,7 +153,7 @@ def points(found: Estimate, *, n: int | None = None, unit: str = "points") -> Re
     """What `Run.report` takes, from an estimate: signed for points, plain for percent."""
     if found.value is None:
         return {"value": None, "text": found.reason}
-    style = "+.1f" if unit == "points" else ".0f"
+    style = "+z.1f" if unit == "points" else "z.0f"  # z: no "-0"
     text = f"{found.value:{style}} {unit}"
     spread = None
     if found.low is not None and found.high is not None:

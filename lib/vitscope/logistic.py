@@ -50,10 +50,14 @@ class Fits:
 def spectrum(features: Float[Tensor, "S N D"]) -> Spectrum:
     """Eigendecomposition of XᵀX/N for each state (features centred), in float64, returned in float32."""
     x = features.double()
-    values, vectors = torch.linalg.eigh(x.mT @ x / x.shape[1])
+    images, width = x.shape[1:]
+    few = images < width  # then the images' products have the same eigenvalues in a smaller matrix
+    values, vectors = torch.linalg.eigh((x @ x.mT if few else x.mT @ x) / images)
     # Features in float32 carry rounding noise of relative variance eps²; a direction at that level is empty.
-    noise = values[:, -1:].clamp_min(0) * x.shape[2] * torch.finfo(torch.float32).eps ** 2
+    noise = values[:, -1:].clamp_min(0) * width * torch.finfo(torch.float32).eps ** 2
     filled = values > noise
+    if few:
+        vectors = x.mT @ vectors / (images * torch.where(filled, values, 1.0)).sqrt()[:, None]
     rank = max(1, int(filled.sum(1).max()))
     values, vectors, filled = values[:, -rank:], vectors[..., -rank:], filled[:, -rank:]
     return Spectrum((vectors * filled[:, None]).float(), (values * filled).float())

@@ -89,12 +89,12 @@ def group_numbers(tables: Sequence[pd.DataFrame]) -> dict[str, dict[str, Reporte
     return result
 
 
-def worst_group_gain(groups: Mapping[str, Mapping[str, Reported]]) -> Reported:
-    """VFusion less the best layer in its worst group, in points; each method has its own worst group."""
+def worst_group_gain(groups: Mapping[str, Mapping[str, Reported]], over: str = BEST) -> Reported:
+    """VFusion less another method in its worst group, in points; each method has its own worst group."""
     worst = groups["worst_group"]
     if not worst:
         return {"value": None, "text": "not measured, because no set here has groups"}
-    value = worst["VFusion"]["value"] - worst[BEST]["value"]
+    value = worst["VFusion"]["value"] - worst[over]["value"]
     return {"value": value, "text": f"{value:+.1f} points", "unit": "points"}
 
 

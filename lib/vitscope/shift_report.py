@@ -68,7 +68,7 @@ def accuracy_table(found: Found) -> pd.DataFrame:
             if one.clean is not None:
                 comparisons = {"clean": one.clean, **comparisons}
             for part, comparison in comparisons.items():
-                table = comparison.table[comparison.table["method"].isin(METHODS)]
+                table = comparison.table.set_index("method").loc[list(METHODS)].reset_index()
                 parts.append(table.assign(set=name, part=part, backbone=one.backbone))
     columns = ["backbone", "set", "part", "method", "accuracy", "low", "high", "balanced", "gap closed"]
     return pd.concat(parts, ignore_index=True)[columns]

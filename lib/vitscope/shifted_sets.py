@@ -6,7 +6,7 @@ have groups instead.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -61,27 +61,26 @@ def load(name: str, *, severities: Sequence[int], images: int, test_images: int,
 
     Errors: as `data.load`; ValueError for a group with fewer than two independent test pictures.
     """
-    base, *address = name.split("/")
-    train = data.load(name, "train", limit=images, seed=seed)
-    wanted = tuple(int(s) for s in address[1:]) or tuple(severities)
-    kind = address[0] if address else None
+    train = data.load(name, "train", limit=images, seed=seed)  # an address that is none ends here
 
     def test(of: str) -> Images:
         return data.load(of, "test", limit=test_images, seed=seed)
 
-    if shifts.is_shifted(name) and base.endswith("-c"):
-        clean = test(base.removesuffix("-c"))
-        made = tuple(shifts.corrupted(clean, kind, severity, seed=seed) for severity in wanted)
-        return ShiftedSet(name, train, clean, made, wanted)
-    if base in hub.SHIFTED and hub.HUB_SETS[base].clean:
-        clean = test(str(hub.HUB_SETS[base].clean))
-        kinds = STANDARD if kind is None else (kind,)
-        made = tuple(
-            _drawn([_named(test(f"{base}/{kind}/{severity}"), clean) for kind in kinds], seed)
+    base, *address = name.split("/")
+    embedded = shifts.is_shifted(name)
+    published = base in hub.SHIFTED and hub.HUB_SETS[base].clean
+    if published or (embedded and base.endswith("-c")):
+        clean = test(published or base.removesuffix("-c"))
+        kind = address[0] if address else None
+        wanted = tuple(int(severity) for severity in address[1:]) or tuple(severities)
+        made = [
+            _published(base, kind, severity, clean, test, seed)
+            if published
+            else shifts.corrupted(clean, kind, severity, seed=seed)
             for severity in wanted
-        )
-        return ShiftedSet(name, train, clean, made, wanted)
-    if shifts.is_shifted(name) and base.endswith("-style"):
+        ]
+        return ShiftedSet(name, train, clean, tuple(made), wanted)
+    if embedded and base.endswith("-style"):
         return ShiftedSet(name, train, test(base.removesuffix("-style")), (test(name),))
     found = ShiftedSet(name, train, None, (test(name),))
     if found.has_groups:  # a group too small for an interval should stop a run before its long part
@@ -91,9 +90,16 @@ def load(name: str, *, severities: Sequence[int], images: int, test_images: int,
     return found
 
 
-def _named(images: Images, clean: Images) -> Images:
-    """Published arrays hold class numbers; class k is class k of the clean set."""
-    return replace(images, classes=clean.classes, digest=fingerprint(images.digest, clean.classes))
+def _published(
+    base: str, kind: str | None, severity: int, clean: Images, test: Callable[[str], Images], seed: int
+) -> Images:
+    """The published pictures of one corruption at a severity, or for each picture of one in `STANDARD`.
+
+    Published arrays hold class numbers; class k is class k of the clean set.
+    """
+    sets = [test(f"{base}/{kind}/{severity}") for kind in ([kind] if kind else STANDARD)]
+    named = [replace(s, classes=clean.classes, digest=fingerprint(s.digest, clean.classes)) for s in sets]
+    return _drawn(named, seed)
 
 
 def _drawn(sets: Sequence[Images], seed: int) -> Images:

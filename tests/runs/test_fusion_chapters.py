@@ -49,7 +49,7 @@ def run_chapter(name: str, folder: Path, cache: Path, **parameters) -> Record:
 
 def test_other_heads_need_no_new_features(small, tmp_path, monkeypatch):
     cache = tmp_path / "cache"
-    given = {"backbones": [small], "latents": [4], "penalties": [0.0], "portions": []}
+    given = {"backbones": [small], "latents": [4]}
     first = run_chapter("05_vfusion_ablations", tmp_path / "first", cache, **given)
     assert len(list(cache.iterdir())) == 2  # training and test images of one backbone
 
@@ -57,7 +57,7 @@ def test_other_heads_need_no_new_features(small, tmp_path, monkeypatch):
         raise AssertionError("features were computed again")
 
     monkeypatch.setattr(features, "capture", refuse)
-    other = {"latent": 6, "hidden": 5, "steps": 6, "latents": [3], "penalties": [0.0, 0.5], "portions": [0.6]}
+    other = {"latent": 6, "hidden": 5, "steps": 6, "latents": [3]}
     second = run_chapter("05_vfusion_ablations", tmp_path / "second", cache, **(given | other))
     assert set(first.numbers) == set(second.numbers)
     with pytest.raises(AssertionError, match="computed again"):  # the guard is one
@@ -77,9 +77,9 @@ def test_one_backbone_and_one_dataset_say_what_they_cannot(small, tmp_path):
 
 
 def test_one_backbone_has_no_other_to_be_fused_with(small, tmp_path):
-    given = {"backbones": [small], "portions": [], "latents": [4], "penalties": [0.5]}
+    given = {"backbones": [small], "latents": [4]}
     record = run_chapter("05_vfusion_ablations", tmp_path / "run", tmp_path / "cache", **given)
-    for key in ("hfusion_minus_vfusion", "both_minus_vfusion", "penalty_gain"):
+    for key in ("hfusion_minus_vfusion", "both_minus_vfusion"):
         assert record.numbers[key].value is None
         assert record.numbers[key].text.startswith("nothing (")
     assert {"horizontal", "horizontal_table"} <= {remark.about for remark in record.remarks}

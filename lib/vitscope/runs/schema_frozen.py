@@ -124,13 +124,7 @@ class FusionAblations(_Heads):
     """05_vfusion_ablations: which layers, how large, which penalty, how many images; across against along."""
 
     OVERRIDES: ClassVar = {
-        "smoke": SMOKE_HEADS
-        | {
-            "backbones": ["depth_06", "twin_s"],
-            "latents": [4, 8],
-            "penalties": [0.0, 0.1],
-            "portions": [0.5],
-        },
+        "smoke": SMOKE_HEADS | {"backbones": ["depth_06", "twin_s"], "latents": [4, 8]},
         "course": {},
         "colab": COLAB_HEADS | {"datasets": ["dtd", "eurosat"]},
         "paper": PAPER_HEADS,
@@ -140,23 +134,12 @@ class FusionAblations(_Heads):
         ["twin_s", "twin_b", "clip_names"], description="frozen backbones, also fused with each other"
     )
     datasets: Datasets = Field(["emoji_group", "fashion_mnist"], description="tasks the heads are fitted to")
-    steps: int = Field(100, ge=1, le=100_000, description="least number of updates of a head that is trained")
-    latents: list[int] = Field([8, 16, 32], min_length=1, description="latent widths compared with `latent`")
-    penalties: list[float] = Field(
-        [0.0, 0.01, 0.1, 1.0], min_length=1, description="weights λ of the penalty that are compared"
-    )
-    portions: list[float] = Field(
-        [0.25, 0.5], description="shares of the training images that are compared with all of them"
-    )
+    latents: list[int] = Field([8, 32], min_length=1, description="latent widths compared with `latent`")
 
     @model_validator(mode="after")
     def _ranges(self) -> Self:
         if min(self.latents) < 2:
             raise ValueError(f"latents must be at least 2, got {self.latents}")
-        if min(self.penalties) < 0:
-            raise ValueError(f"penalties must be 0 or above, got {self.penalties}")
-        if self.portions and not 0 < min(self.portions) <= max(self.portions) < 1:
-            raise ValueError(f"portions must lie between 0 and 1, got {self.portions}")
         return self
 
 
