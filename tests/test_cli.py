@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from vitscope import cli, doctor
+from vitscope import cli, doctor, terminal
 from vitscope.runs import cards, runner
 from vitscope.runs.book import Built, Chapter
 from vitscope.runs.hashing import sha256_text
@@ -21,6 +21,10 @@ from vitscope.runs.record import Record, Shown
 
 def invoke(*arguments: str):
     return CliRunner().invoke(cli.app, list(arguments))
+
+
+def plainly(text: str, nl: bool = True, err: bool = False) -> None:
+    print(text, end="\n" * nl)
 
 
 def test_help_names_every_command():
@@ -125,11 +129,13 @@ class TestStatusLine:
             shown.append("".join(cells).rstrip())
         return shown
 
-    def lines(self, monkeypatch, capsys, *, columns: int = 80, terminal: bool = True) -> list[str]:
+    def lines(self, monkeypatch, capsys, *, columns: int = 80, on_terminal: bool = True) -> list[str]:
         monkeypatch.setenv("COLUMNS", str(columns))
-        line = cli.StatusLine()
-        line.terminal = terminal
-        monkeypatch.setattr(cli.typer, "echo", lambda text, nl=True, err=False: print(text, end="\n" * nl))
+        line = terminal.StatusLine()
+        line.terminal = on_terminal
+        monkeypatch.setattr(
+            terminal.typer, "echo", lambda text, nl=True, err=False: print(text, end="\n" * nl)
+        )
         line.say("running a")
         line.show("a", "cell 1/9, 0 s")
         line.show("b", "cell 2/40, 3 s")
@@ -150,8 +156,10 @@ class TestStatusLine:
         assert self.lines(monkeypatch, capsys, columns=10)[-1] == "a: cell 2"
 
     def test_is_gone_at_the_end(self, monkeypatch, capsys):
-        monkeypatch.setattr(cli.typer, "echo", lambda text, nl=True, err=False: print(text, end="\n" * nl))
-        with cli.StatusLine() as line:
+        monkeypatch.setattr(
+            terminal.typer, "echo", lambda text, nl=True, err=False: print(text, end="\n" * nl)
+        )
+        with terminal.StatusLine() as line:
             line.terminal = True
             line.show("a", "cell 1/9, 0 s")
             line.show("a", "")
@@ -159,7 +167,7 @@ class TestStatusLine:
         assert self.screen(capsys.readouterr().out) == [""]
 
     def test_nothing_of_it_in_a_log(self, monkeypatch, capsys):
-        assert self.lines(monkeypatch, capsys, terminal=False) == ["running a", "running c", ""]
+        assert self.lines(monkeypatch, capsys, on_terminal=False) == ["running a", "running c", ""]
 
 
 def test_doctor_says_what_fails_and_never_crashes(monkeypatch):

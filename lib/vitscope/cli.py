@@ -6,16 +6,15 @@ on a rented GPU needs no notebook tools.
 
 from __future__ import annotations
 
-import shutil
-import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import shorten
 from typing import Annotated, Any
 
 import typer
+
+from vitscope.data_command import data_app
+from vitscope.terminal import StatusLine, plain_errors, print_table, relative
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -23,9 +22,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Inside the Vision Transformer: run its notebooks, build its book.",
-)
-data_app = typer.Typer(
-    no_args_is_help=True, help="The embedded data: check it, or make it again from its sources."
 )
 app.add_typer(data_app, name="data")
 
@@ -44,19 +40,6 @@ found.to_csv("classes.csv", index=False)"""
 Force = Annotated[
     bool, typer.Option("--force", help="Run again even where a result of the same inputs is there.")
 ]
-
-
-@contextmanager
-def plain_errors() -> Iterator[None]:
-    """Errors that this library defines are written for people; any other is a bug and keeps its traceback."""
-    try:
-        yield
-    except Exception as error:
-        if not type(error).__module__.startswith("vitscope"):
-            raise
-        typer.secho("error: ", fg="red", bold=True, nl=False, err=True)
-        typer.echo(str(error), err=True)
-        raise typer.Exit(2 if isinstance(error, ValueError) else 1) from error
 
 
 @app.command()
@@ -234,11 +217,11 @@ def fuse(
 
         folder = out or fusing.default_out(backbone, source, head)
         fusing.check_out(folder, force=force)
-        with show_steps("fuse") as say:
+        with StatusLine() as line:
             fused = fusing.fuse(
                 backbone, source, test=test, weights=weights, head=head, every=every, images=images,
                 test_images=test_images, seed=seed, tokens=tokens, norm=norm, device=device,
-                img_size=img_size, cache=cache, say=say,
+                img_size=img_size, cache=cache, say=lambda step: line.show("fuse", step),
             )  # fmt: skip
         saved = fused.save(folder, force=force)
     typer.echo(fused.title)
@@ -304,56 +287,6 @@ def train(context: typer.Context) -> None:
     trainer(args=context.args, prog_name="vitscope train")
 
 
-@data_app.command("build")
-def data_build(
-    name: Annotated[str | None, typer.Argument(help="One embedded set.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="Every embedded set.")] = False,
-    into: Annotated[Path | None, typer.Option(help="Write here and leave the embedded files alone.")] = None,
-) -> None:
-    """Make embedded data again from its public sources, and compare with the published checksums."""
-    from vitscope.data import build as maker
-    from vitscope.data import embedded
-
-    if (name is None) != every:
-        raise typer.BadParameter(f"give one name ({', '.join(maker.BUILDERS)}) or --all")
-    different = 0
-    with plain_errors():
-        for each in maker.BUILDERS if every else [str(name)]:
-            for path, same in maker.verify(each, into or embedded.root()).items():
-                typer.echo(f"{'same' if same else 'DIFFERENT':<10} {path}")
-                different += not same
-    raise typer.Exit(int(different > 0))
-
-
-@data_app.command("verify")
-def data_verify() -> None:
-    """Compare every embedded file with its published checksum."""
-    from vitscope.data import embedded
-
-    broken = 0
-    for path in embedded.manifest():
-        try:
-            embedded.verified(path)
-            typer.echo(f"ok   {path}")
-        except embedded.DataIntegrityError as error:
-            typer.echo(f"FAIL {error}")
-            broken += 1
-    raise typer.Exit(int(broken > 0))
-
-
-@data_app.command(
-    "manifest",
-    help="Write `data/manifest.json` anew: for those who add or change an embedded file, "
-    "never to silence a check.",
-)
-def data_manifest() -> None:
-    from vitscope.data import embedded, provenance
-
-    with plain_errors():
-        for path in provenance.write_manifest(embedded.root()):
-            typer.echo(path)
-
-
 def split_parameters(texts: Sequence[str]) -> dict[str, str]:
     """`["a=1", "b=x=y"]` as `{"a": "1", "b": "x=y"}`; the schema reads the values."""
     from vitscope.runs.parameters import ParameterError
@@ -367,85 +300,3 @@ def split_parameters(texts: Sequence[str]) -> dict[str, str]:
             raise ParameterError(f"-p {name.strip()} is given twice")
         found[name.strip()] = value
     return found
-
-
-class StatusLine:
-    """A line on a terminal that follows what runs now; elsewhere nothing, so that logs stay short.
-
-    Notebooks that run at once report from threads of their own, hence the lock.
-    """
-
-    def __init__(self) -> None:
-        self.terminal = sys.stderr.isatty()
-        self.running: dict[str, str] = {}
-        self.lock = threading.Lock()
-        self.drawn = 0
-
-    def __enter__(self) -> StatusLine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self.lock:
-            self._draw("")
-
-    def show(self, name: str, state: str) -> None:
-        """How far a notebook is; an empty `state` takes it off the line."""
-        with self.lock:
-            self.running[name] = state
-            if not state:
-                del self.running[name]
-            self._draw(self._text())
-
-    def say(self, text: str) -> None:
-        """A line that stays, above this one."""
-        with self.lock:
-            self._draw("")
-            typer.echo(text)
-            self._draw(self._text())
-
-    def _text(self) -> str:
-        """As many notebooks as fit into the terminal's width, and how many more there are."""
-        width = shutil.get_terminal_size().columns - 1
-        parts = [f"{name}: {state}" for name, state in self.running.items()]
-        for kept in range(len(parts), 0, -1):
-            more = [f"and {len(parts) - kept} more"] if kept < len(parts) else []
-            if len(text := " | ".join(parts[:kept] + more)) <= width:
-                return text
-        return parts[0][:width] if parts else ""
-
-    def _draw(self, text: str) -> None:
-        if self.terminal and (text or self.drawn):
-            typer.echo("\r" + text.ljust(self.drawn) + ("" if text else "\r"), nl=False, err=True)
-            self.drawn = len(text)
-
-
-@contextmanager
-def show_steps(title: str) -> Iterator[Callable[[str], None]]:
-    """What is being done, on a terminal; elsewhere nothing."""
-    terminal = sys.stderr.isatty()
-
-    def say(text: str) -> None:
-        if terminal:
-            typer.echo(f"\r{title}: {text:<60}", nl=False, err=True)
-
-    try:
-        yield say
-    finally:
-        if terminal:
-            typer.echo("\r" + " " * (len(title) + 62) + "\r", nl=False, err=True)
-
-
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """A plain aligned table; nothing where there are no rows."""
-    rows = [[str(cell) for cell in row] for row in rows]
-    if not rows:
-        return
-    widths = [max(len(line[i]) for line in [list(columns), *rows]) for i in range(len(columns))]
-    for line in [list(columns), *rows]:
-        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-
-
-def relative(path: Path) -> str:
-    """A path as short as it can be from here."""
-    here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)

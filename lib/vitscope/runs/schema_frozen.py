@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from vitscope.runs.parameters import Names, Parameters
 from vitscope.runs.schema_common import Backbones, Datasets, Device, check_distinct, check_weights
 
-FAMILIES = ["twin_b", "clip_names"]
+FAMILIES = ["twin_s", "clip_names"]
 HUB_FAMILIES = [
     "vit_small_patch14_dinov2.lvd142m",
     "vit_base_patch14_dinov2.lvd142m",
@@ -58,8 +58,8 @@ class _Frozen(Parameters):
         description="local weight file of the one backbone, or 'random'; none takes the published weights",
     )
     datasets: Datasets = Field(TASKS, description="tasks that probes and heads are fitted to")
-    images: int = Field(1000, ge=20, le=200_000, description="training images of each task")
-    test_images: int = Field(500, ge=20, le=200_000, description="test images of each task")
+    images: int = Field(800, ge=20, le=200_000, description="training images of each task")
+    test_images: int = Field(400, ge=20, le=200_000, description="test images of each task")
     tokens: Literal["cls", "patch_mean"] = Field(
         "cls", description="token that stands for a state; a backbone without CLS gives the mean patch token"
     )
@@ -153,7 +153,7 @@ class Shift(_Heads):
         "paper": PAPER_HEADS | {"datasets": HUB_SHIFTS},
     }
 
-    backbones: Backbones = Field(["twin_b"], description="frozen backbones, one or more")
+    backbones: Backbones = Field(["twin_s"], description="frozen backbones, one or more")
     datasets: Datasets = Field(SHIFTS, description="shifted sets; heads learn from their clean training part")
     severities: list[int] = Field(
         [1, 3, 5], min_length=1, description="severities of corrupted sets, of 1 to 5"

@@ -48,9 +48,9 @@ class _Layers(Parameters):
     dataset: Annotated[str, Names("dataset")] = Field(
         "emoji_group", description="task whose classes the probes tell apart"
     )
-    images: int = Field(2000, ge=20, le=200_000, description="images that train the probes")
+    images: int = Field(1500, ge=20, le=200_000, description="images that train the probes")
     test_images: int = Field(
-        1000, ge=20, le=200_000, description="images that test the probes and whose tokens are measured"
+        800, ge=20, le=200_000, description="images that test the probes and whose tokens are measured"
     )
     norm: Literal["none", "final", "layer"] = Field(
         "none", description="which norm is applied to a state before it is measured"
