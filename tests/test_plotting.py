@@ -260,3 +260,11 @@ def test_colours_differ_in_lightness_on_white():
 def test_a_figure_checks_itself():
     with pytest.raises(ValueError, match="20 characters or more"):
         Figure(mpl.figure.Figure(), pd.DataFrame(), "1", "x")
+
+
+def test_categories_of_one_colour_name_their_reference_line():
+    table = pd.DataFrame({"task": ["a", "b"], "gain": [1.0, 2.0]})
+    for draw in (plotting.category_points, plotting.category_bars):
+        figure = draw(table, x="task", y="gain", reference=(0.0, "as before"))
+        assert [t.get_text() for t in figure.fig.axes[0].get_legend().get_texts()] == ["as before"]
+        assert draw(table, x="task", y="gain").fig.axes[0].get_legend() is None

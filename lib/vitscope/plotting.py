@@ -144,7 +144,7 @@ def _categories(
         if max(len(str(p)) for p in places) * len(places) > 60:
             ax.tick_params(axis="x", rotation=30)
         _reference(ax, reference)
-        if groups > 1:
+        if groups > 1 or (hue is None and reference is not None):
             _key(fig, ax, hue, levels)
     return Figure(fig, table, _alt(alt, table, lambda: describe_categories(table, x, y, hue, places)), name)
 
