@@ -18,7 +18,7 @@ from matplotlib.figure import Figure as Canvas
 
 from vitscope.errors import UnknownName
 from vitscope.figures import Figure
-from vitscope.runs import session
+from vitscope.runs import cards, session
 from vitscope.runs.hashing import OUTSIDE_KERNEL
 from vitscope.runs.parameters import ParameterError
 from vitscope.runs.record import Record
@@ -159,6 +159,14 @@ def test_figure_carries_alt_text_card_and_data(begin, shown):
     assert csv == f"x,y\n0,0.1\n1,{np.pi!r}\n"
     assert csv == (run.folder / "figures" / "line.csv").read_text()
     assert "http" not in html
+
+
+def test_a_pivoted_table_has_no_column_for_the_name_of_its_columns():
+    pivoted = pd.DataFrame({"k": ["a", "a"], "c": ["x", "y"], "v": [1.0, 2.0]}).pivot(
+        index="k", columns="c", values="v"
+    )
+    header = cards.table("p", pivoted.reset_index(), "P").split("</thead>")[0]
+    assert re.findall(r"<th[^>]*>([^<]*)</th>", header) == ["k", "x", "y"]
 
 
 def test_table_has_caption_headers_and_data(begin, shown):

@@ -55,7 +55,8 @@ def facts_table(facts: Mapping[str, str], *, raw_keys: bool = False) -> str:
 
 def table(name: str, data: pd.DataFrame, caption: str, *, precision: int = 3) -> str:
     """A table with caption and column headers, floats at `precision` digits, and its data to take away."""
-    filled = data.astype(object).where(data.notna(), "–")  # na_rep does not reach None
+    # na_rep does not reach None; a name of the columns would add an empty one
+    filled = data.astype(object).where(data.notna(), "–").rename_axis(columns=None)
     with pd.option_context("display.max_colwidth", None):  # else long texts are cut
         numbers = filled.to_html(
             index=False, border=0, float_format=lambda v: f"{v:.{precision}f}",
