@@ -113,6 +113,8 @@ def test_interrupted_build_leaves_no_kernel(book, how):
     book.write(nap=nap.format("a"))
     book.add("other", nap=nap.format("b"))
     program = (
+        # a job in the background of a shell is born deaf to SIGINT
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "import sys, pathlib; sys.path.insert(0, 'notebooks'); import tiny_schema\n"
         "from vitscope.runs import book, layout\n"
         "book.build('smoke', project=layout.Project(pathlib.Path.cwd()), jobs=2)"

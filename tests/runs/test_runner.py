@@ -265,6 +265,8 @@ def test_interrupted_runner_leaves_no_kernel(book, how):
     ready = book.notebooks / "ready"
     book.write(boom=f"import time\nopen({str(ready)!r}, 'w').close()\ntime.sleep(600)")
     program = (
+        # a job in the background of a shell is born deaf to SIGINT
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "import sys, pathlib; sys.path.insert(0, 'notebooks'); import tiny_schema\n"
         "from vitscope.runs import layout, runner\n"
         "runner.run('tiny', 'smoke', project=layout.Project(pathlib.Path.cwd()))"
