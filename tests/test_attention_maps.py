@@ -205,7 +205,7 @@ def test_a_subclass_is_not_taken_for_its_parent():
 @pytest.mark.parametrize("masked", [{"attn_mask": torch.zeros(17, 17)}, {"is_causal": True}])
 def test_masked_attention_is_refused(masked):
     attention = tiny("supervised").model.blocks[0].attn
-    handles = list(attention_maps.tap(attention, lambda q, k: None))
+    handles = list(attention_maps.tap(attention, lambda q, k, normalization: None))
     x = torch.randn(1, 17, 32)
     attention(x)
     with pytest.raises(UnknownAttention, match="called with a mask"):

@@ -155,10 +155,21 @@ def test_available_starts_with_the_zoo_and_has_no_doubles():
     assert "vit_small_patch14_dinov2" in names
 
 
-@pytest.mark.parametrize("attention", ["entmax15", "linear"])
-def test_other_attention_is_refused(attention):
-    with pytest.raises(ValueError, match=f"'softmax', got '{attention}'"):
-        backbones.load("vit_tiny_patch16_224", weights="random", attention=attention)
+def test_unknown_attention_is_refused_with_those_there_are():
+    with pytest.raises(UnknownName, match=r"attention 'linear'\. Available: auto, softmax, entmax15"):
+        backbones.load("vit_tiny_patch16_224", weights="random", attention="linear")
+
+
+def test_attention_swapped_for_evaluation_is_named_and_changes_the_digest():
+    own = backbones.load("depth_06")
+    swapped = backbones.load("depth_06", attention="entmax15")
+    assert (own.attention, swapped.attention) == ("softmax", "entmax15")
+    assert swapped.source["attention"] == "swapped for evaluation"
+    assert own.digest != swapped.digest
+    again = backbones.load("depth_06", attention="softmax")
+    assert (again.digest, again.source) == (own.digest, own.source)
+    pictures = torch.linspace(-1, 1, 3 * 64 * 64).view(1, 3, 64, 64).sin()
+    assert not torch.allclose(own.model(pictures), swapped.model(pictures))
 
 
 def test_device_that_is_not_there():

@@ -6,7 +6,7 @@ its name.
 """
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from timm.data import resolve_model_data_config
 from torch import nn
 
 from vitscope import weights as weight_files
+from vitscope.attention import KINDS, normalization_of, swap_attention
 from vitscope.data import embedded
 from vitscope.errors import UnknownName, unknown
 from vitscope.pretrain.zoo import read_weights
@@ -98,21 +99,31 @@ def load(
     weights: str | Path = "auto",
     img_size: int | tuple[int, int] | None = None,
     device: str = "auto",
-    attention: str = "softmax",
+    attention: str = "auto",
 ) -> Backbone:
     """A backbone, ready to be captured.
 
     `name`: a zoo name, a snapshot along its training ("twin_s@25600"), a timm name with or without tag, or
     the path of a zoo file. `weights`: "auto" (the zoo's file, or the hub), "random" or "random:SEED", or the
     path of a local weight file. `img_size` must be a multiple of the patch; the position embedding is
-    resampled to it (bicubic, timm's rule).
+    resampled to it (bicubic, timm's rule). `attention`: "auto" leaves what the model was trained with,
+    "softmax" and "entmax15" change it for evaluation only (`attention.swap_attention`).
 
     Errors: `UnknownName` with near matches; `hub.NotReachable` when weights are not there and cannot be
     fetched; `weights.WeightFileError` unless every tensor of the backbone is filled; `UnsupportedModel` for
     models that are no plain ViT; `ValueError` for sizes that no patch grid fits.
     """
-    if attention != "softmax":
-        raise ValueError(f"attention must be 'softmax', got {attention!r}")
+    if attention not in ("auto", *KINDS):
+        raise unknown("attention", attention, ["auto", *KINDS])
+    found = _load(name, weights, img_size, device)
+    if attention in ("auto", found.attention):
+        return found
+    swap_attention(found.model, attention)
+    source = {**found.source, "attention": "swapped for evaluation"}
+    return replace(found, attention=attention, source=source, digest=weight_files.digest(found.model))
+
+
+def _load(name: str, weights, img_size, device) -> Backbone:
     path = Path(name).expanduser()
     if path.suffix in weight_files.ENDINGS:
         if not path.is_file():
@@ -244,8 +255,14 @@ def describe(
         name=name, model=model, depth=len(model.blocks), width=int(model.embed_dim),
         num_prefix_tokens=prefix, has_cls=has_cls, num_registers=prefix - int(has_cls),
         grid=(int(rows), int(columns)), transform=transform, digest=weight_files.digest(model),
-        source=source or {"kind": "built by the caller"},
+        source=source or {"kind": "built by the caller"}, attention=_attention_of(model),
     )  # fmt: skip
+
+
+def _attention_of(model: TimmViT) -> str:
+    """The name of the normalization of every block, or of each kind there is."""
+    kinds = [normalization_of(getattr(block, "attn", None)).name for block in model.blocks]
+    return " and ".join(dict.fromkeys(kinds))
 
 
 def _size(asked, default: tuple[int, int], patch: tuple[int, int], name: str) -> tuple[int, int]:

@@ -19,11 +19,13 @@ from torch.utils.hooks import RemovableHandle
 from tqdm import tqdm
 
 from vitscope import attention_maps
+from vitscope.attention import Normalization
 from vitscope.attention_maps import MapStatistic
 from vitscope.backbones import Backbone
 from vitscope.errors import unknown
 from vitscope.reductions import DEFAULT, REDUCTIONS, Reduction, Tokens
 from vitscope.source import Pictures, Source
+from vitscope.specialization import SplitNorm
 
 NORMS = ("none", "final", "layer")
 _FIRST_BATCH = {"cpu": 64, "cuda": 256}
@@ -194,7 +196,11 @@ class _Probe:
         map_statistics: Mapping[str, MapStatistic],
     ) -> None:
         self.backbone, self.reductions, self.map_statistics = backbone, reductions, map_statistics
-        self.norm = {"none": lambda x: x, "final": backbone.model.norm, "layer": _layer_norm}[norm]
+        final = backbone.model.norm
+        self.norm = {"none": lambda x: x, "final": final, "layer": _layer_norm}[norm]
+        # where CLS has a norm of its own, the patch embedding, which has no CLS yet, takes that of patches
+        split = norm == "final" and isinstance(final, SplitNorm)
+        self.norm_of_patches = final.patches if split else self.norm
         self.geometry = attention_maps.Geometry(
             backbone.grid, backbone.num_prefix_tokens, backbone.has_cls, backbone.device
         )
@@ -239,8 +245,8 @@ class _Probe:
     def at_block(self, module, args, output: Tensor) -> None:
         self._reduce(output, prefix=self.backbone.num_prefix_tokens)
 
-    def at_attention(self, q: Tensor, k: Tensor) -> None:
-        self.maps.append(attention_maps.statistics(q, k, self.geometry, self.map_statistics))
+    def at_attention(self, q: Tensor, k: Tensor, normalization: Normalization) -> None:
+        self.maps.append(attention_maps.statistics(q, k, self.geometry, self.map_statistics, normalization))
 
     def _reduce(self, x: Tensor, prefix: int) -> None:
         expected = self.backbone.num_patches
@@ -249,7 +255,7 @@ class _Probe:
                 f"{self.backbone.name}: {x.shape[1]} tokens less {prefix} prefix tokens are not the "
                 f"{expected} patches of its {self.backbone.grid[0]} × {self.backbone.grid[1]} grid"
             )
-        x = self.norm(x)
+        x = (self.norm if prefix else self.norm_of_patches)(x)
         first = int(self.backbone.has_cls) if prefix else 0
         tokens = Tokens(
             state=self.backbone.states[len(self.rows)],

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from vitscope import attention_maps
+from vitscope.attention import Normalization
 from vitscope.backbones import Backbone
 from vitscope.capture import NonFiniteActivations, capture
 from vitscope.metrics.scrambling import Scrambling, isi_attention, isi_reconstruction
@@ -152,8 +153,9 @@ class _Reader:
     def at_input(self, block: Any, args: tuple) -> None:
         self.before = args[0]
 
-    def at_attention(self, q: Tensor, k: Tensor) -> None:
-        self.entropy = attention_maps.statistics(q, k, self.geometry)["entropy"]
+    def at_attention(self, q: Tensor, k: Tensor, normalization: Normalization) -> None:
+        found = attention_maps.statistics(q, k, self.geometry, normalization=normalization)
+        self.entropy = found["entropy"]
 
     def at_addition(self, drop_path: Any, args: tuple, output: Tensor) -> None:
         self.values.append(isi_attention(self.before, self.before + output, self.entropy))

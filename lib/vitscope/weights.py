@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from vitscope.attention import SOFTMAX, normalization_of
 from vitscope.pretrain.zoo import WeightFileError
 
 __all__ = [
@@ -34,11 +35,15 @@ def is_random(weights: object) -> bool:
 
 
 def digest(model: nn.Module) -> str:
-    """SHA-256 over names, shapes and values (fp32) of all tensors of a model."""
+    """SHA-256 over names, shapes and values (fp32) of all tensors, and over attention that is no softmax."""
     result = hashlib.sha256()
     for key, tensor in sorted(model.state_dict().items()):
         result.update(f"{key}{tuple(tensor.shape)}".encode())
         result.update(tensor.detach().cpu().to(torch.float32).contiguous().numpy().tobytes())
+    for name, module in model.named_modules():
+        attention = normalization_of(module)
+        if attention != SOFTMAX:  # equal weights, other numbers
+            result.update(f"{name}:{attention.name}".encode())
     return result.hexdigest()
 
 

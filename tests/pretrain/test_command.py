@@ -25,7 +25,7 @@ RECIPE = SupervisedRecipe(
 def invoke(monkeypatch, tmp_path):
     """Run the command on a registry that holds one tiny model; accuracies are those of an untrained look."""
     monkeypatch.setattr(command, "RECIPES", {"toy": RECIPE})
-    monkeypatch.setattr(command, "identity_accuracy", lambda model, style: {"style": style, "top1": 1.5})
+    monkeypatch.setattr(command, "identity_accuracy", lambda model, style, scale: {"style": style, "top1": 1.5})
     app = typer.Typer()
     app.command()(command.train)
     threads = torch.get_num_threads()
@@ -80,7 +80,7 @@ def test_budget_ends_early_and_the_same_command_continues(invoke, tmp_path):
 def test_card_of_a_gpu_run_names_the_device(monkeypatch, tmp_path):
     """Without it the command on the card would train elsewhere and give other bits."""
     monkeypatch.setattr(command, "RECIPES", {"toy": RECIPE})
-    monkeypatch.setattr(command, "identity_accuracy", lambda model, style: {})
+    monkeypatch.setattr(command, "identity_accuracy", lambda model, style, scale: {})
     model, architecture = tiny_zoo_model()
     write_weights(tmp_path / "toy.safetensors", model, architecture)
     (tmp_path / "train.jsonl").write_text("")

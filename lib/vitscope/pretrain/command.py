@@ -51,27 +51,29 @@ def train(
 
 def make_card(name: str, weights: Path, trainer: Trainer, *, device: str) -> dict:
     """The card of a finished model; accuracies are those of the fp16 file that is published."""
-    model = trainer.classifier(weights)
+    model, recipe = trainer.classifier(weights), RECIPES[name]
     return {
         "name": name,
         "command": f"vitscope train {name} --seed {trainer.seed} --threads {torch.get_num_threads()}"
         + (" --compile" if trainer.compiled else "")
         + ("" if device == "cpu" else f" --device {device}"),
         "seed": trainer.seed,
-        "recipe": RECIPES[name].describe(),
+        "recipe": recipe.describe(),
         "parameters": sum(p.numel() for p in read_weights(weights)[0].parameters()),
         "data": {
-            "emoji": embedded.digest(f"emoji/{RECIPES[name].style}.parquet"),
-            "render": emoji.Recipe(background_part="train").describe(),
+            "emoji": embedded.digest(f"emoji/{recipe.style}.parquet"),
+            "render": emoji.Recipe(background_part="train", scale=recipe.scale).describe(),
         },
         "seconds": round(trainer.seconds),
         "device": device if device != "cpu" else f"cpu, {torch.get_num_threads()} thread(s)",
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "accuracy": {style: identity_accuracy(model, style=style) for style in emoji.STYLES},
+        "accuracy": {
+            style: identity_accuracy(model, style=style, scale=recipe.scale) for style in emoji.STYLES
+        },
         "curve": [
             {key: entry[key] for key in ("images", "loss", "train_top1")}
             for entry in read_log(trainer.folder)
-            if entry["step"] % 200 == 0 or entry["step"] == RECIPES[name].steps
+            if entry["step"] % 200 == 0 or entry["step"] == recipe.steps
         ],
         "sha256": embedded.sha256(weights),
         "licence": "MIT",

@@ -11,13 +11,22 @@ EVALUATION_SEED = 1_000_003  # another stream than any training seed
 
 
 @torch.inference_mode()
-def identity_accuracy(model: torch.nn.Module, *, style: str, renders: int = 4, batch: int = 256) -> dict:
+def identity_accuracy(
+    model: torch.nn.Module,
+    *,
+    style: str,
+    scale: tuple[float, float] = (0.55, 1.0),
+    renders: int = 4,
+    batch: int = 256,
+) -> dict:
     """Top-1, top-5 and group accuracy (percent) over `renders` fresh renders of every seen identity.
 
-    Backgrounds come from the part of the photographs that training never shows. Group accuracy counts a
-    prediction as right when the predicted identity lies in the true group.
+    `scale`: share of the canvas an emoji takes. Backgrounds come from the part of the photographs that
+    training never shows. Group accuracy counts a prediction as right when the predicted identity lies in the
+    true group.
     """
-    stream = IdentityStream(style=style, seed=EVALUATION_SEED, recipe=emoji.Recipe(background_part="test"))
+    recipe = emoji.Recipe(background_part="test", scale=scale)
+    stream = IdentityStream(style=style, seed=EVALUATION_SEED, recipe=recipe)
     groups = emoji.identities()["group"].astype("category").cat.codes.to_numpy()[stream.identities]
     total = renders * stream.num_classes
     hits = {"top1": 0, "top5": 0, "group": 0}

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
+from vitscope.data import emoji
 from vitscope.pretrain import checkpoint
 from vitscope.pretrain.stream import IdentityStream
 from vitscope.pretrain.zoo import SupervisedRecipe, read_weights, write_weights
@@ -53,7 +54,8 @@ class Trainer:
     ) -> None:
         self.recipe, self.folder, self.seed, self.compiled = recipe, folder, seed, compiled
         self.device = torch.device(device)
-        self.stream = IdentityStream(style=recipe.style, seed=seed)
+        render = emoji.Recipe(background_part="train", scale=recipe.scale)
+        self.stream = IdentityStream(style=recipe.style, seed=seed, recipe=render)
         self.check()
         self._warn_of_slow_arithmetic()
         folder.mkdir(parents=True, exist_ok=True)

@@ -7,18 +7,26 @@ with the command, the data, the seconds, the accuracies and the digest.
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from timm.models.vision_transformer import VisionTransformer
 
+from vitscope.attention import swap_attention
+from vitscope.specialization import specialize
+
 FORMAT = "vitscope-zoo-1"
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """A plain ViT: learned position embedding, CLS token, pre-norm blocks, MLP ratio 4."""
+    """A plain ViT: learned position embedding, CLS token, pre-norm blocks, MLP ratio 4.
+
+    `attention` names the normalization of scores (`attention.KINDS`); `specialized` gives CLS and patches
+    norms of their own in every block, and their own queries, keys and values in the first third of them.
+    """
 
     width: int
     depth: int
@@ -27,9 +35,12 @@ class Architecture:
     patch_size: int = 8
     num_classes: int = 0
     reg_tokens: int = 0
+    attention: str = "softmax"
+    specialized: bool = False
 
-    def build(self) -> VisionTransformer:
-        return VisionTransformer(
+    def build(self, **options: Any) -> VisionTransformer:
+        """The model with new weights; `options` go to timm's `VisionTransformer`."""
+        model = VisionTransformer(
             img_size=self.img_size,
             patch_size=self.patch_size,
             embed_dim=self.width,
@@ -37,7 +48,13 @@ class Architecture:
             num_heads=self.heads,
             num_classes=self.num_classes,
             reg_tokens=self.reg_tokens,
+            **options,
         )
+        if self.specialized:
+            specialize(model, qkv_blocks=self.depth // 3)
+        if self.attention != "softmax":
+            swap_attention(model, self.attention)
+        return model
 
 
 @dataclass(frozen=True)
@@ -59,6 +76,7 @@ class SupervisedRecipe:
     label_smoothing: float = 0.1
     clip: float = 1.0
     style: str = "noto"
+    scale: tuple[float, float] = (0.55, 1.0)  # of the emoji, as a share of the canvas
     precision: str = "bf16"
     snapshots: tuple[int, ...] = field(default=())
 
@@ -87,6 +105,14 @@ class ContrastiveRecipe(SupervisedRecipe):
         return {"objective": "contrastive, pictures and names", "dataset": "emoji_identity", **asdict(self)}
 
 
+# what paper C compares: attention as usual, sparse attention, four registers, CLS and patches apart
+VARIANTS: dict[str, dict[str, Any]] = {
+    "softmax": {},
+    "entmax15": {"attention": "entmax15"},
+    "register4": {"reg_tokens": 4},
+    "specialized": {"specialized": True},
+}
+
 _SNAPSHOTS = (0, 6_400, 25_600, 102_400, 204_800)
 
 RECIPES: dict[str, SupervisedRecipe] = {
@@ -106,6 +132,16 @@ RECIPES: dict[str, SupervisedRecipe] = {
             Architecture(width=96, depth=blocks, heads=3, num_classes=1291), images=102_400
         )
         for blocks in (6, 12, 18, 24)
+    },
+    # one shape, four kinds of token interaction; smaller emoji leave most patches to the background
+    **{
+        f"sup_{name}": SupervisedRecipe(
+            Architecture(width=96, depth=8, heads=3, num_classes=1291, **changes),
+            images=102_400,
+            scale=(0.35, 1.0),
+            snapshots=(0, 12_800, 25_600, 51_200),
+        )
+        for name, changes in VARIANTS.items()
     },
     # the shape of twin_s, taught by names in place of numbers
     "clip_names": ContrastiveRecipe(Architecture(width=96, depth=12, heads=3), images=204_800),
