@@ -89,13 +89,16 @@ def _layout(name: str, split: str, numbers: np.ndarray, seed: int) -> dict[str, 
 
 
 def compose(name: str, split: str, numbers: np.ndarray, seed: int) -> dict[str, torch.Tensor]:
-    """Pictures uint8 [N, 3, 96, 96] with mask, boxes and depth of the scenes `numbers`."""
+    """Pictures uint8 [N, 3, 96, 96] with mask, boxes and depth of the scenes `numbers`.
+
+    `identity` [N, 96, 96] is 0 on the background, and the number of the identity + 1 elsewhere.
+    """
     layout = _layout(name, split, numbers, seed)
     recipe = replace(emoji.Recipe(), size=SIZE)
     u = uniforms(SCENE_SEED + seed + 1, numbers, 13)
     canvas = emoji.background_canvas(u[:, :7], recipe)
     shape = (len(numbers), SIZE, SIZE)
-    mask = torch.zeros(shape, dtype=torch.int64)
+    mask, identity = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
     owner = torch.full(shape, -1)
     far = torch.linspace(*_FAR, SIZE).view(1, -1, 1)
     depth = far.expand(shape).clone()
@@ -111,11 +114,19 @@ def compose(name: str, split: str, numbers: np.ndarray, seed: int) -> dict[str, 
         solid = alpha[:, 0] > IGNORED_ALPHA
         group = torch.from_numpy(_groups_of(layout["identity"][:, k])).view(-1, 1, 1)
         mask = torch.where(solid, group + 1, mask)
+        number = torch.from_numpy(layout["identity"][:, k]).view(-1, 1, 1)
+        identity = torch.where(solid, number + 1, identity)
         owner = torch.where(solid, torch.tensor(k), owner)
         near = torch.tensor((_DEPTH_OF_UNIT / extent).astype(np.float32)).view(-1, 1, 1)
         depth = torch.where(solid, near, depth)
     picture = (canvas * emoji.lighting(u[:, 7:13], recipe)).mul(255).round().clamp(0, 255).to(torch.uint8)
-    return {"image": picture, "mask": mask.to(torch.uint8), "boxes": _boxes(owner), "depth": depth}
+    return {
+        "image": picture,
+        "mask": mask.to(torch.uint8),
+        "identity": identity.to(torch.int16),
+        "boxes": _boxes(owner),
+        "depth": depth,
+    }
 
 
 def _boxes(owner: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,1 @@
+"""Dense evaluation of patch tokens."""
