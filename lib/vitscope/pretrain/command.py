@@ -2,17 +2,22 @@
 
 import json
 import platform
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
 
 from vitscope.data import embedded, emoji
 from vitscope.pretrain.contrastive import ContrastiveTrainer
+from vitscope.pretrain.dino import DinoTrainer
+from vitscope.pretrain.dino_folder import FolderViews
+from vitscope.pretrain.dino_recipe import DinoRecipe
 from vitscope.pretrain.evaluate import identity_accuracy
+from vitscope.pretrain.recipes import RECIPES
 from vitscope.pretrain.supervised import Trainer, TrainingError, read_log
-from vitscope.pretrain.zoo import RECIPES, ContrastiveRecipe, read_weights
+from vitscope.pretrain.zoo import ContrastiveRecipe, SupervisedRecipe, read_weights
 
 
 def train(
@@ -25,8 +30,14 @@ def train(
     compiled: Annotated[
         bool, typer.Option("--compile", help="Faster kernels; needs a C++ compiler, not bit-equal.")
     ] = False,
+    images: Annotated[
+        Path | None, typer.Option(help="Folder of pictures, for models that learn from your own.")
+    ] = None,
 ) -> None:
-    """Train one model of the zoo; a second call continues where the last one stopped."""
+    """Train one model of the zoo; a second call continues where the last one stopped.
+
+    Models that learn without labels (dino_…) run on several devices too, by the same command under torchrun.
+    """
     if name not in RECIPES:
         raise typer.BadParameter(f"unknown model {name!r}; there are {', '.join(RECIPES)}")
     if threads:
@@ -34,12 +45,13 @@ def train(
     recipe = RECIPES[name]
     folder = out / f"{name}-seed{seed}"
     try:
-        kind = ContrastiveTrainer if isinstance(recipe, ContrastiveRecipe) else Trainer
-        trainer = kind(recipe, folder, seed=seed, device=device, compiled=compiled)
+        trainer = make_trainer(recipe, folder, seed=seed, device=device, compiled=compiled, images=images)
         done = trainer.run(minutes=minutes)
     except TrainingError as error:
         typer.echo(f"training {name} stopped: {error}", err=True)
         raise typer.Exit(1) from error
+    if not trainer.writes:
+        return
     if not done:
         typer.echo(f"{trainer.step} of {recipe.steps} steps done; the same command continues")
         return
@@ -49,9 +61,57 @@ def train(
     typer.echo(f"weights and card in {folder}")
 
 
+def make_trainer(
+    recipe: SupervisedRecipe,
+    folder: Path,
+    *,
+    seed: int,
+    device: str = "cpu",
+    compiled: bool = False,
+    images: Path | None = None,
+) -> Trainer:
+    """The trainer of a recipe. `images` is the folder of pictures of recipes that learn from one's own.
+
+    Errors: `TrainingError` where a recipe needs a folder and none is given, where one is given to a recipe
+    that renders its own pictures, and for a folder without pictures.
+    """
+    own = isinstance(recipe, DinoRecipe) and recipe.source == "folder"
+    if own != (images is not None):
+        said = (
+            "needs a folder of pictures: give --images FOLDER"
+            if own
+            else "renders its own pictures: leave out --images"
+        )
+        raise TrainingError(f"this recipe {said}")
+    options: dict[str, Any] = {"seed": seed, "device": device, "compiled": compiled}
+    if isinstance(recipe, ContrastiveRecipe):
+        return ContrastiveTrainer(recipe, folder, **options)
+    if not isinstance(recipe, DinoRecipe):
+        return Trainer(recipe, folder, **options)
+    try:
+        views = None if images is None else FolderViews(images, recipe, seed, device=device)
+    except ValueError as error:
+        raise TrainingError(str(error)) from error
+    return DinoTrainer(recipe, folder, views=views, **options)
+
+
 def make_card(name: str, weights: Path, trainer: Trainer, *, device: str) -> dict:
     """The card of a finished model; accuracies are those of the fp16 file that is published."""
-    model, recipe = trainer.classifier(weights), RECIPES[name]
+    recipe = RECIPES[name]
+    renders = getattr(recipe, "source", "emoji") == "emoji"
+    if renders:
+        data = {
+            "emoji": embedded.digest(f"emoji/{recipe.style}.parquet"),
+            "render": emoji.Recipe(background_part="train", scale=recipe.scale).describe(),
+        }
+        model = trainer.classifier(weights)
+        # of a model without a head: that of the nearest of four renders of each identity
+        accuracy = {
+            style: identity_accuracy(model, style=style, scale=recipe.scale) for style in emoji.STYLES
+        }
+    else:
+        views: Any = trainer.views  # type: ignore[attr-defined]
+        data, accuracy = views.describe(), {}
     return {
         "name": name,
         "command": f"vitscope train {name} --seed {trainer.seed} --threads {torch.get_num_threads()}"
@@ -60,21 +120,20 @@ def make_card(name: str, weights: Path, trainer: Trainer, *, device: str) -> dic
         "seed": trainer.seed,
         "recipe": recipe.describe(),
         "parameters": sum(p.numel() for p in read_weights(weights)[0].parameters()),
-        "data": {
-            "emoji": embedded.digest(f"emoji/{recipe.style}.parquet"),
-            "render": emoji.Recipe(background_part="train", scale=recipe.scale).describe(),
-        },
+        "data": data,
         "seconds": round(trainer.seconds),
         "device": device if device != "cpu" else f"cpu, {torch.get_num_threads()} thread(s)",
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "accuracy": {
-            style: identity_accuracy(model, style=style, scale=recipe.scale) for style in emoji.STYLES
-        },
-        "curve": [
-            {key: entry[key] for key in ("images", "loss", "train_top1")}
-            for entry in read_log(trainer.folder)
-            if entry["step"] % 200 == 0 or entry["step"] == recipe.steps
-        ],
+        "accuracy": accuracy,
+        "curve": list(_curve(trainer.folder, recipe.steps)),
         "sha256": embedded.sha256(weights),
         "licence": "MIT",
     }
+
+
+def _curve(folder: Path, steps: int) -> Iterator[dict]:
+    """The training log thinned out: every 200 steps, the last one, and wherever something was monitored."""
+    for entry in read_log(folder):
+        monitored = any(key.startswith("knn_") for key in entry)
+        if entry["step"] % 200 == 0 or entry["step"] == steps or monitored:
+            yield {k: v for k, v in entry.items() if k not in ("step", "rate", "seconds")}

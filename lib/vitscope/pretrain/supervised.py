@@ -148,6 +148,11 @@ class Trainer:
         )
 
     @property
+    def writes(self) -> bool:
+        """Whether this process writes the results; of several that train together one does."""
+        return True
+
+    @property
     def finished(self) -> bool:
         return self.step >= self.recipe.steps
 
