@@ -1,8 +1,8 @@
 """Attention with another normalization: entmax-1.5, or softmax at a temperature, in any timm ViT we know.
 
 A swapped module keeps its parameters, hooks and names: only its class changes, to one whose forward writes
-the scores down and hands them to the normalization of one's choice. No parameter is added, and every query can
-still reach every key.
+the scores down and hands them to the normalization of one's choice. No parameter is added, and every query
+can still reach every key.
 """
 
 from collections.abc import Callable, Iterable

@@ -2,8 +2,8 @@
 
 For scores x, entmax-1.5 is p_i = [x_i/2 − τ]_+² with τ such that Σ p_i = 1. With u = (x − max x)/2 the root
 of ‖[u − τ]_+‖ = 1 is sought: the norm is a convex, decreasing function of τ, so Newton's steps from τ = −1
-climb to the root and never pass it, and where all entries are equal the first step is already exact. (Newton on
-the square of the norm, or Halley's method on it, need more steps.)
+climb to the root and never pass it, and where all entries are equal the first step is already exact. (Newton
+on the square of the norm, or Halley's method on it, need more steps.)
 """
 
 import shutil
@@ -26,7 +26,8 @@ def entmax15(x: Tensor, dim: int = -1, *, backend: str = "auto") -> Tensor:
 
     p_i = [x_i/2 − τ]_+², Σ p_i = 1; entries far enough below the largest get exactly 0. The gradient is
     s ⊙ (g − (s·g)/Σ s) with s = √p. Shape and dtype are those of x; half precision is computed in float32. A
-    row whose entries are all −inf (masked) is 0 throughout and has gradient 0; NaN or +inf gives a row of NaN.
+    row whose entries are all −inf (masked) is 0 throughout and has gradient 0; NaN or +inf gives a row of
+    NaN.
 
     `backend`: "eager", "compiled" (torch.compile; needs a C++ compiler on CPU), or "auto": compiled on CUDA
     and for large tensors that need a gradient, where a compiler is found. Both give the same numbers up to
@@ -86,8 +87,8 @@ class _Entmax15(torch.autograd.Function):
 def steps(length: int, dtype: torch.dtype = torch.float32) -> int:
     """Newton steps of the compiled kernel, whose number is fixed, for rows of so many entries.
 
-    A search for the worst rows found errors of p of at most 2e-8 from stopping there, and one step more squares
-    them for float64; usual rows need one to three fewer.
+    A search for the worst rows found errors of p of at most 2e-8 from stopping there, and one step more
+    squares them for float64; usual rows need one to three fewer.
     """
     return (7 if length <= 256 else 8 if length <= 2048 else 10) + (dtype == torch.float64)
 
@@ -180,7 +181,7 @@ def _solve_in_place(x: Tensor) -> Tensor:
 
 
 def _norm(r: Tensor) -> Tensor:
-    """‖r‖ of every row. torch's own is the faster, but adds up a row in a line, which in long rows loses digits."""
+    """‖r‖ of every row. torch's own is faster, but adds up a row in a line, which loses digits if long."""
     if r.shape[-1] <= _SHORT:
         return torch.linalg.vector_norm(r, dim=-1, keepdim=True)
     return r.square().sum(-1, keepdim=True).sqrt_()

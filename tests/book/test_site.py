@@ -19,6 +19,8 @@ PAGES = [
     "notebooks/04_vfusion",
     "notebooks/05_vfusion_ablations",
     "notebooks/06_shift",
+    "notebooks/07_semantic_diffusion",
+    "notebooks/08_entmax_attention",
     "notebooks/data_appendix",
     "notebooks/zoo_appendix",
 ]

@@ -19,7 +19,16 @@ from vitscope.runs.record import NAME_PATTERN, Record
 from vitscope.runs.schema import SCHEMAS, resolve
 
 LEDGER = claims.load()
-WRITTEN = [*(f"A{n}" for n in range(1, 15)), *(f"B{n}" for n in range(1, 18))]
+WRITTEN = [
+    *(f"A{n}" for n in range(1, 15)),
+    *(f"B{n}" for n in range(1, 18)),
+    *(f"C{n}" for n in range(1, 13)),
+]
+
+# What chapter 08 reports per annotated set and model.
+DENSE_MEASURES = ["miou_gain", "miou_gain_relative", "miou_lead", "rmse_change", "rmse_fall_relative"]
+DENSE_SETS = ["scenes", "scenes_fine", "scenes_single", "voc", "ade20k", "cityscapes"]
+DENSE_SETS += ["nyuv2", "sunrgbd", "kitti"]
 
 # What the chapters report, per model and over models.
 PER_MODEL = {
@@ -34,6 +43,11 @@ PER_MODEL = {
     "04_vfusion": "gain_over_best",
     "05_vfusion_ablations": "gain",
     "06_shift": "",
+    "07_semantic_diffusion": "pib_shallow_minus_deep miou_deep_minus_shallow cls_gain",
+    "08_entmax_attention": (
+        "added_parameters registers images_seen top1_gain top1_lead "
+        + " ".join(f"{measure}.{name}" for measure in DENSE_MEASURES for name in DENSE_SETS)
+    ),
 }
 OVER_MODELS = {
     "01_phase_curves": "three_phases three_phases_probe",
@@ -49,6 +63,8 @@ OVER_MODELS = {
         "last_half_minus_holistic strided_minus_holistic hfusion_minus_vfusion vfusion_minus_super_learner"
     ),
     "06_shift": "shifted_sets gain_most",
+    "07_semantic_diffusion": "",
+    "08_entmax_attention": "",
 }
 # What chapter 06 reports per method, and per shifted set.
 SHIFT_METHODS = ("lastlayer", "bestlayer", "logitaverage", "concatlinear", "superlearner", "vfusion")
@@ -107,7 +123,8 @@ def test_settings_name_models_that_exist():
     for claim, name, setting in settings():
         assert setting.profile == {"twin": "course", "paper": "paper"}[name], claim.id
         shown = resolve(setting.notebook, setting.profile)
-        named = [*shown.backbones, *getattr(shown, "depth_series", [])]
+        named = [Path(name).stem if name.endswith(".safetensors") else name for name in shown.backbones]
+        named += getattr(shown, "depth_series", [])
         named += ["twin_l"] if claim.paper == "A" else []  # its weights are still to be trained
         assert set(setting.models.values()) <= set(named), claim.id
         if name == "twin":

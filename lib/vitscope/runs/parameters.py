@@ -29,7 +29,7 @@ class ParameterError(ValueError):
 class Names:
     """Marks a field whose values name what is opened: a registry's entry, or a local file or folder."""
 
-    kind: Literal["backbone", "weights", "dataset"]
+    kind: Literal["backbone", "weights", "dataset", "annotated"]
 
 
 class Parameters(BaseModel):

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from vitscope.data.dense_layouts import LAYOUTS
 from vitscope.runs.parameters import Parameters
 
 
@@ -20,6 +21,9 @@ def localise(parameters: Parameters, caller: Path, folder: Path, root: Path) -> 
     """Paths as the kernel in `folder` sees them: relative inside the book at `root`, absolute elsewhere."""
 
     def change(text: str) -> str:
+        head, colon, tail = text.partition(":")
+        if colon and head in LAYOUTS:  # LAYOUT:FOLDER
+            return f"{head}:{change(tail)}"
         path = (caller / Path(text).expanduser()).resolve()
         looks_like_path = "/" in text or os.sep in text or path.suffix or path.is_file()
         if not looks_like_path or not path.exists():
@@ -38,6 +42,7 @@ def check(parameters: Parameters, folder: Path) -> None:
             for name in parameters.named("backbone")
         ),
         *((_dataset, (name, folder)) for name in parameters.named("dataset")),
+        *((_annotated, (name, folder)) for name in parameters.named("annotated")),
     ]
     problems = []
     for function, arguments in checks:
@@ -93,6 +98,12 @@ def _dataset(name: str, folder: Path) -> None:
             f"dataset {name!r} ({path})",
             "Use an embedded set (vitscope list data), or the path of a folder or Parquet file.",
         )
+
+
+def _annotated(name: str, folder: Path) -> None:
+    from vitscope.dense.examples import require
+
+    require(name, folder)
 
 
 def _cached_dataset(path: str) -> bool:

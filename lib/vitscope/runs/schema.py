@@ -14,6 +14,7 @@ from pydantic import Field
 from vitscope.errors import unknown
 from vitscope.runs.parameters import PROFILES, ParameterError, Parameters, expand_aliases, parse
 from vitscope.runs.schema_common import DEPTH_SERIES, TWINS, Backbones, Datasets, Device
+from vitscope.runs.schema_dense import EntmaxAttention, SemanticDiffusion
 from vitscope.runs.schema_frozen import FusionAblations, Recoverability, Shift, VerticalFusion
 from vitscope.runs.schema_layers import InformationScrambling, PhaseCurves
 
@@ -71,6 +72,8 @@ SCHEMAS: dict[str, type[Parameters]] = {
     "04_vfusion": VerticalFusion,
     "05_vfusion_ablations": FusionAblations,
     "06_shift": Shift,
+    "07_semantic_diffusion": SemanticDiffusion,
+    "08_entmax_attention": EntmaxAttention,
     "data_appendix": DataAppendix,
     "zoo_appendix": ZooAppendix,
 }
