@@ -108,9 +108,15 @@ def boxes(backbone: Backbone, part: Part, *, norm: str, states: Sequence[int] | 
 
 
 def segmentation(
-    backbone: Backbone, of: Pair, *, norm: str, states: Sequence[int] | None = None, seed: int = 0
+    backbone: Backbone,
+    of: Pair,
+    *,
+    norm: str,
+    states: Sequence[int] | None = None,
+    seed: int = 0,
+    cls: bool = True,
 ) -> Probed:
-    """Linear segmentation of every state, patch tokens alone and with CLS; mIoU in percent."""
+    """Linear segmentation of every state (mIoU in percent): patch tokens alone, and with `cls` beside CLS."""
     masks = [needed(part, "mask") for part in (of.train, of.test)]
     options: dict[str, Any] = {
         "grid": backbone.grid,
@@ -126,7 +132,7 @@ def segmentation(
     def fit(train: DenseTokens, test: DenseTokens, cls: dict[str, Any]) -> Segmentation:
         return linear_segmentation(train.patches, masks[0], test.patches, masks[1], **options, **cls)
 
-    fitted = _fitted(backbone, of, norm, states, fit)
+    fitted = _fitted(backbone, of, norm, states, fit, cls)
     return Probed(
         {kind: _miou(parts, of.test.clusters) for kind, parts in fitted.items()},
         fitted[PATCH][0][1].majority_miou,
@@ -169,7 +175,7 @@ def depth_bounds(name: str) -> tuple[float, float]:
     return BOUNDS.get(name.partition(":")[0], BOUNDS["nyuv2"])
 
 
-def _fitted(backbone: Backbone, of: Pair, norm: str, states, fit) -> dict[str, list]:
+def _fitted(backbone: Backbone, of: Pair, norm: str, states, fit, cls: bool = True) -> dict[str, list]:
     """(states, probe) of every run of the model, by what the probe sees."""
     chosen = backbone.states if states is None else list(states)
     found: dict[str, list] = {PATCH: []}
@@ -177,11 +183,11 @@ def _fitted(backbone: Backbone, of: Pair, norm: str, states, fit) -> dict[str, l
     for train, test in parts:
         found[PATCH].append((train.states, fit(train, test, {})))
         later = [s for s in train.states if s >= 0]  # there is no CLS before
-        if not backbone.has_cls or not later:
+        if not cls or not backbone.has_cls or not later:
             continue
         with_cls = [train.at(*later), test.at(*later)]
-        cls = dict(zip(("train_cls", "test_cls"), map(_cls, with_cls), strict=True))
-        found.setdefault(BOTH, []).append((later, fit(*with_cls, cls)))
+        given = dict(zip(("train_cls", "test_cls"), map(_cls, with_cls), strict=True))
+        found.setdefault(BOTH, []).append((later, fit(*with_cls, given)))
     return found
 
 

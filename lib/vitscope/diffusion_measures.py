@@ -23,7 +23,7 @@ from vitscope.dense_parts import Pair, Part, by_states
 from vitscope.diffusion_curves import Curve
 from vitscope.estimates import divided
 from vitscope.metrics import diffusion
-from vitscope.metrics.diffusion import HighNorm
+from vitscope.metrics.diffusion import HighNorm, patch_kinds
 from vitscope.metrics.leakage import PARTS, Leakage, On, leakage
 from vitscope.reductions import Tokens
 
@@ -36,7 +36,7 @@ _NOTHING = 1e-12  # an accuracy above chance by no more is not above it
 class Leaks:
     """Leakage by state, and what single patches tell: state, part, accuracy, luck (%), images.
 
-    `images` were scored, `left_out` lack foreground or background patches.
+    `images` were scored; `left_out` lack foreground or background patches, or are of a class not taught.
     """
 
     curve: Curve
@@ -44,6 +44,11 @@ class Leaks:
     images: int
     left_out: int
     warnings: tuple[str, ...]
+
+    @property
+    def defined(self) -> bool:
+        """Whether objects tell more than luck at any state, so that there is a ratio."""
+        return not np.isnan(self.curve.value).all()
 
 
 @dataclass(frozen=True)
@@ -94,13 +99,18 @@ def leaks(
     chosen = backbone.states if states is None else list(states)
     parts = [of.train, of.test]
     known = [(part.data.images.labels, coverage(part, backbone)) for part in parts]
+    # classes that both probes are taught, in few pictures not all
+    taught = known[0][0][torch.stack(patch_kinds(known[0][1])).any(2).all(0).numpy()]
+    rows = torch.from_numpy(np.isin(known[1][0], taught))
+    asked = known[1][0][rows.numpy()], known[1][1][rows]
+    clusters = of.test.clusters[rows.numpy()]
     options: dict[str, Any] = {
         "grid": backbone.grid, "groups": of.train.clusters, "seed": seed, "per_image": PER_IMAGE,
     }  # fmt: skip
     found: dict[On, list[Leakage]] = {"foreground": [], "background": []}
     for train, test in by_states(backbone, parts, norm, chosen):
         for on, fitted in found.items():
-            fitted.append(leakage(train.patches, *known[0], test.patches, *known[1], on=on, **options))
+            fitted.append(leakage(train.patches, *known[0], test.patches[:, rows], *asked, on=on, **options))
     front, back = found.values()
     read = [back if part != "foreground" else front for part in PARTS]
     cells = {
@@ -108,17 +118,17 @@ def leaks(
         for name in ("accuracy", "luck")
     }
     count = front[0].table()["images"].tolist()
-    rows = [
+    cells_of = [
         (state, part, 100 * cells["accuracy"][s, q], 100 * cells["luck"][s, q], count[q])
         for s, state in enumerate(chosen)
         for q, part in enumerate(PARTS)
     ]
-    table = pd.DataFrame(rows, columns=["state", "part", "accuracy", "luck", "images"])
+    table = pd.DataFrame(cells_of, columns=["state", "part", "accuracy", "luck", "images"])
     return Leaks(
-        _ratio(front, back, chosen, of.test.clusters),
+        _ratio(front, back, chosen, clusters),
         table.dropna(subset="accuracy").reset_index(drop=True),
         len(front[0].images),
-        front[0].images_left_out,
+        len(rows) - len(front[0].images),
         _said((*front, *back), 2 * len(chosen)),
     )
 

@@ -16,6 +16,7 @@ from vitscope.diffusion_measures import Leaks, Likeness, Norms
 from vitscope.gallery import shown
 
 NO_CLS = "No backbone here has a CLS token."
+NO_LABEL = "Single patches of objects tell no more of the label than luck does, at any state."
 NO_ATTENTION = "No backbone here has an attention that can be read."
 ONE_BACKBONE = "There is one backbone only; its layers are shown above."
 

@@ -35,6 +35,9 @@ def moments(name: str | None, *, img_size: int | None = None, device: str = "aut
     return found | {backbones.card(name)["recipe"]["images"]: backbones.load(name, **options)}
 
 
+WIDEST = 150.0  # percent; a ratio that may be anything is no point of a curve
+
+
 def reason(name: str | None) -> str:
     """Why there is nothing to follow."""
     if name is None:
@@ -47,8 +50,8 @@ def follow(
 ) -> pd.DataFrame:
     """Point-in-box, mIoU of patches and leakage of the last state at every moment, in percent.
 
-    Columns: images, measure, value, low, high. What cannot be measured is left out (point-in-box without CLS,
-    leakage where objects tell no more than luck).
+    Columns: images, measure, value, low, high. What cannot be measured is left out: point-in-box without CLS,
+    and leakage where objects tell hardly more than luck, so that its interval is wider than `WIDEST`.
     """
     rows = []
     for count, model in models.items():
@@ -57,15 +60,17 @@ def follow(
         if model.has_cls:
             pointed = dense_layers.boxes(model, sets["boxes"].test, norm=norm, states=last)
             found["point-in-box"] = (pointed.curve, 1.0)
-        probed = dense_layers.segmentation(model, sets["scenes"], norm=norm, states=last, seed=seed)
+        probed = dense_layers.segmentation(
+            model, sets["scenes"], norm=norm, states=last, seed=seed, cls=False
+        )
         found["mIoU"] = (probed.curves[PATCH], 1.0)
         if "objects" in sets:
             leaked = leaks(model, sets["objects"], norm=norm, states=last, seed=seed)
             found["leakage"] = (leaked.curve, 100.0)
         for measure, (curve, scale) in found.items():
             at = curve.at(*last)
-            if at.value is not None:
-                ends = (np.nan if v is None else scale * v for v in (at.value, at.low, at.high))
+            ends = [np.nan if v is None else scale * v for v in (at.value, at.low, at.high)]
+            if not np.isnan(ends[0]) and not ends[2] - ends[1] > WIDEST:
                 rows.append((count, SCORES[measure], *ends))
     return pd.DataFrame(rows, columns=["images", "measure", "value", "low", "high"])
 

@@ -210,8 +210,26 @@ def test_leakage_refuses_what_does_not_fit(no_axis_check):
         ((tokens, labels, coverage[:9], *good), {}, r"got \(3, 20, 36, 8\) and \(9, 36\)"),
         ((*good, tokens, labels, 2 * coverage), {}, r"each in \[0, 1\].*values 0 to 1.8"),
         ((*good, tokens.log(), labels, coverage), {}, "test tokens hold .* values that are not finite"),
-        ((*good, tokens, labels, 0 * coverage), {}, "0 of 20 test images with both"),
+        ((*good, tokens, labels, 0 * coverage), {}, "0 of 20 test images of classes seen"),
         ((tokens, labels, 0 * coverage + 0.2, *good), {}, "there are 0 training patches to fit on"),
     ]:
         with pytest.raises(ValueError, match=message):
             call(*bad, **options)
+
+
+def test_images_of_a_class_that_was_not_taught_are_left_out_and_counted():
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randn(1, 12, 4, 3, generator=generator)
+    coverage = torch.tensor([1.0, 1.0, 0.0, 0.0]).expand(12, 4)
+    taught = np.array([0, 1] * 6)
+    asked = np.array([0, 1, 2] * 4)
+    found = leakage(tokens, taught, coverage, tokens, asked, coverage, grid=(2, 2))
+    assert found.images.tolist() == [i for i in range(12) if i % 3 < 2]
+    assert found.images_left_out == 4
+    some = torch.tensor(found.images.tolist())
+    alone = leakage(
+        tokens, taught, coverage, tokens[:, some], asked[some.numpy()], coverage[some], grid=(2, 2)
+    )
+    torch.testing.assert_close(found.right, alone.right, rtol=0, atol=0, equal_nan=True)
+    with pytest.raises(ValueError, match="0 of 12 test images of classes seen in training"):
+        leakage(tokens, taught, coverage, tokens, np.full(12, 7), coverage, grid=(2, 2))

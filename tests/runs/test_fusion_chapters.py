@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from chapters import run_chapter as run_cells
 from helpers import enliven
 from vitscope import features
 from vitscope.pretrain.zoo import Architecture, write_weights
-from vitscope.runs import notebook as nb
-from vitscope.runs import preflight, runner, session
 from vitscope.runs.record import Record
 
 SMALL = {"datasets": ["digits"], "images": 60, "test_images": 40, "device": "cpu"}
@@ -29,22 +28,8 @@ def small(tmp_path_factory) -> str:
 
 
 def run_chapter(name: str, folder: Path, cache: Path, **parameters) -> Record:
-    """Run a chapter's cells with the profile `smoke`, features kept in `cache`."""
-    job = runner.plan(name, "smoke", {**SMALL, **HEADS, **parameters})
-    preflight.check(job.parameters, job.source.parent)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(job.source.parent)
-        patch.setenv(session.RUN_DIR, str(folder))
-        patch.delenv(session.PREFIX, raising=False)
-        patch.setattr(session, "find_spec", lambda _: None)  # gluing needs a kernel
-        patch.setattr(session, "_show", lambda *_: None)
-        patch.setattr(session.Run, "cache", cache)
-        names: dict[str, object] = {"__name__": "__main__"}
-        for cell in nb.code_cells(nb.read(job.source)):
-            exec(compile(cell.source, f"{name}:{cell.id}", "exec"), names)
-            if nb.PARAMETERS_TAG in nb.tags(cell):
-                names |= job.parameters.model_dump(mode="json")
-    return Record.load(folder)
+    """Run a chapter on few pictures and small heads."""
+    return run_cells(name, folder, cache, **{**SMALL, **HEADS, **parameters})
 
 
 def test_other_heads_need_no_new_features(small, tmp_path, monkeypatch):

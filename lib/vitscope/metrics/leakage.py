@@ -36,7 +36,8 @@ class Leakage:
     patches from the foreground. `right` is the share of an image's patches there that are named rightly, NaN
     where it has none; `luck` the share if its answers went to the other images of the same column; `majority`
     says which images are of the most frequent training class. `images` are the positions of the M among those
-    tested. Left out: `images_left_out` that lack a kind, and `mixed` patches of the M. `fitted` is the number
+    tested. Left out: `images_left_out` that lack a kind or whose
+    class no patch was fitted to, and `mixed` patches of the M. `fitted` is the number
     of training patches, `chosen_l2` and `warnings` are those of the probes.
     """
 
@@ -165,13 +166,15 @@ def leakage(
     own = _labels(test, test_labels, "test")
     kinds = kinds_of(train, train_coverage, "training tokens")
     fg, bg = kinds_of(test, test_coverage, "test tokens")
-    both = (fg.any(1) & bg.any(1)).nonzero()[:, 0]
     usable = kinds.foreground | kinds.background if on == "all" else getattr(kinds, on)
     image, patch = _drawn(usable, per_image, seed)
+    taught = torch.from_numpy(np.isin(own, known[image.numpy()]))
+    both = (fg.any(1) & bg.any(1) & taught).nonzero()[:, 0]
     if not len(image) or len(both) < 2:
         raise ValueError(
             f"there are {len(image)} training patches to fit on (on={on!r}), and {len(both)} of {len(fg)} "
-            "test images with both foreground and background patches: at least 1 and 2 are needed"
+            "test images of classes seen in training with both foreground and background patches: at least 1 "
+            "and 2 are needed"
         )
     away = patch_distance_to_foreground(test_coverage, grid)[both].clamp_max(FARTHEST)
     fg, bg, own = fg[both], bg[both], own[both.numpy()]
