@@ -29,6 +29,7 @@ SCALE = "viridis"
 LONGEST_LEGEND = 32
 LEGEND_ROWS = 16
 GROUP_WIDTH = 0.8
+MOST_LETTERS = 60  # of all categories together; more are turned
 
 Alt = str | Callable[[pd.DataFrame], str] | None
 """Alt text, or a function that makes it of the table drawn, or None for a description made here."""
@@ -126,7 +127,11 @@ def _categories(
     groups = 1 if hue in (None, x) else len(levels)
     width = GROUP_WIDTH / groups
     with style():
-        fig, ax = _canvas(max(4.0, 1.6 + 0.8 * len(places)), 3.4, title, xlabel or x, ylabel or y)
+        longest = max(len(str(p)) for p in places)
+        turned = longest * len(places) > MOST_LETTERS
+        room = 0.8 if turned else max(0.8, 0.09 * longest)  # inches a category
+        beside = 1.6 if groups == 1 else 2.4  # axis labels, and a legend
+        fig, ax = _canvas(max(4.0, beside + room * len(places)), 3.4, title, xlabel or x, ylabel or y)
         for i, level in enumerate(levels):
             rows = table if hue is None else table[table[hue] == level]
             shift = (i - (groups - 1) / 2) * width if groups > 1 else 0.0
@@ -141,7 +146,7 @@ def _categories(
         ax.set_xticks(range(len(places)), [str(p) for p in places])
         ax.set_xlim(-0.6, len(places) - 0.4)
         ax.grid(visible=False, axis="x")
-        if max(len(str(p)) for p in places) * len(places) > 60:
+        if turned:
             ax.tick_params(axis="x", rotation=30)
         _reference(ax, reference)
         if groups > 1 or (hue is None and reference is not None):
