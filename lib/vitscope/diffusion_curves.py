@@ -14,6 +14,7 @@ import pandas as pd
 import torch
 from jaxtyping import Float, Num, Shaped
 
+from vitscope.dense.segmentation_scores import resampled_miou
 from vitscope.estimates import Estimate, divided, estimate, resampled_sums
 
 DRAWS, LEVEL, THIRD = 1000, 0.95, 3
@@ -157,21 +158,9 @@ def miou(
     *,
     clusters: np.ndarray | None = None,
 ) -> Curve:
-    """mIoU in percent from pixel counts per image, in a resample over the classes that occur in it.
-
-    As `dense.segmentation.Segmentation.miou`, which gives these counts. A resample lacks some rare classes,
-    mostly those of low IoU, so that its mIoU leans high: resamples are moved to have the value as their mean.
-    """
-    columns = {"both": np.moveaxis(both, 0, 1), "predicted": np.moveaxis(predicted, 0, 1), "target": target}
-    total, drawn = resampled_sums(columns, clusters=clusters, draws=DRAWS, seed=0)
-
-    def score(sums: dict[str, np.ndarray]) -> np.ndarray:
-        pixels = sums["target"][..., None, :]
-        iou = divided(sums["both"], pixels + sums["predicted"] - sums["both"])
-        return 100 * np.nanmean(np.where(pixels > 0, iou, np.nan), -1)
-
-    value, spread = score(total), score(drawn)
-    return Curve(tuple(states), value, spread - spread.mean(0) + value, len(target))
+    """mIoU in percent from pixel counts per image, which `Segmentation` gives: see `resampled_miou`."""
+    value, drawn = resampled_miou(both, predicted, target, clusters=clusters, draws=DRAWS, seed=0)
+    return Curve(tuple(states), value, drawn, len(target))
 
 
 def rmse(

@@ -42,8 +42,7 @@ from vitscope.dense.heads import (
     stacked,
 )
 from vitscope.dense.segmentation_fit import class_shares, fit_block
-from vitscope.dense.segmentation_scores import Counts, segmentation_scores
-from vitscope.estimates import divided, resampled_sums
+from vitscope.dense.segmentation_scores import Counts, resampled_miou, segmentation_scores
 from vitscope.holdout import Groups
 from vitscope.intervals import Interval
 
@@ -105,27 +104,17 @@ class Segmentation:
     ) -> Interval:
         """mIoU [S'] of the states at positions `states` (all), with its bootstrap interval over test images.
 
-        Whole `groups` [N] of images are drawn, or single images; in a resample the mean is over the classes
-        that occur in it. Raises ValueError for fewer than two images or groups and a level outside (0, 1).
+        Whole `groups` [N] of images are drawn, or single ones, as in `resampled_miou`. Raises ValueError for
+        fewer than two images or groups and a level outside (0, 1).
         """
         if not 0 < level < 1:
             raise ValueError(f"level must lie between 0 and 1, got {level}")
         which = list(range(len(self.miou)) if states is None else states)
-        columns = {
-            "both": self.intersection[which].transpose(0, 1).numpy(),
-            "predicted": self.predicted[which].transpose(0, 1).numpy(),
-            "target": self.target.numpy(),
-        }
+        counts = (self.intersection[which].numpy(), self.predicted[which].numpy(), self.target.numpy())
         clusters = None if groups is None else np.asarray(groups)
-        total, drawn = resampled_sums(columns, clusters=clusters, draws=draws, seed=seed)
-
-        def mean_iou(sums: dict[str, np.ndarray]) -> np.ndarray:
-            target = sums["target"][..., None, :]
-            found = divided(sums["both"], target + sums["predicted"] - sums["both"])
-            return 100 * np.nanmean(np.where(target > 0, found, np.nan), -1)
-
-        low, high = np.quantile(mean_iou(drawn), [(1 - level) / 2, (1 + level) / 2], axis=0)
-        return Interval(mean_iou(total), low, high)
+        value, drawn = resampled_miou(*counts, clusters=clusters, draws=draws, seed=seed)
+        low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], axis=0)
+        return Interval(value, low, high)
 
 
 def linear_segmentation(

@@ -1,10 +1,12 @@
 """Scores of a segmentation, from counts of pixels."""
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int, Integer
+from jaxtyping import Float, Int, Integer, Num
 from torch import Tensor
 
 from vitscope.dense.heads import axes, resized
+from vitscope.estimates import divided, resampled_sums
 
 
 def segmentation_scores(confusion: Int[Tensor, "*S C C"]) -> dict[str, Tensor]:
@@ -32,6 +34,33 @@ def segmentation_scores(confusion: Int[Tensor, "*S C C"]) -> dict[str, Tensor]:
         "iou": iou,
         "pixel_accuracy": 100 * both.sum(-1) / target.sum(-1),
     }
+
+
+def resampled_miou(
+    both: Num[np.ndarray, "S N C"],
+    predicted: Num[np.ndarray, "S N C"],
+    target: Num[np.ndarray, "N C"],
+    *,
+    clusters: np.ndarray | None,
+    draws: int,
+    seed: int,
+) -> tuple[Float[np.ndarray, " S"], Float[np.ndarray, "draws S"]]:
+    """mIoU in percent from pixel counts per image, and of bootstrap resamples of images.
+
+    In a resample the mean is over the classes that occur in it. It lacks some rare ones, mostly those of low
+    IoU, so that its mIoU leans high: resamples are moved to have the value as their mean. Raises ValueError
+    as `estimates.resampled_sums`.
+    """
+    columns = {"both": np.moveaxis(both, 0, 1), "predicted": np.moveaxis(predicted, 0, 1), "target": target}
+    total, drawn = resampled_sums(columns, clusters=clusters, draws=draws, seed=seed)
+
+    def score(sums: dict[str, np.ndarray]) -> np.ndarray:
+        pixels = sums["target"][..., None, :]
+        iou = divided(sums["both"], pixels + sums["predicted"] - sums["both"])
+        return 100 * np.nanmean(np.where(pixels > 0, iou, np.nan), -1)
+
+    value, spread = score(total), score(drawn)
+    return value, spread - spread.mean(0) + value
 
 
 class Counts:
