@@ -125,7 +125,6 @@ def test_settings_name_models_that_exist():
         shown = resolve(setting.notebook, setting.profile)
         named = [Path(name).stem if name.endswith(".safetensors") else name for name in shown.backbones]
         named += getattr(shown, "depth_series", [])
-        named += ["twin_l"] if claim.paper == "A" else []  # its weights are still to be trained
         assert set(setting.models.values()) <= set(named), claim.id
         if name == "twin":
             assert set(setting.models.values()) <= set(RECIPES), claim.id

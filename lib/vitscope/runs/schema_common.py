@@ -12,7 +12,7 @@ Backbones = Annotated[list[str], Names("backbone"), Field(min_length=1)]
 Datasets = Annotated[list[str], Names("dataset"), Field(min_length=1)]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 
-TWINS = ["twin_s", "twin_b"]
+TWINS = ["twin_s", "twin_b", "twin_l"]
 DEPTH_SERIES = ["depth_06", "depth_12", "depth_18", "depth_24"]
 
 

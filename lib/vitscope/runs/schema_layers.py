@@ -48,9 +48,9 @@ class _Layers(Parameters):
     dataset: Annotated[str, Names("dataset")] = Field(
         "emoji_group", description="task whose classes the probes tell apart"
     )
-    images: int = Field(1500, ge=20, le=200_000, description="images that train the probes")
+    images: int = Field(1000, ge=20, le=200_000, description="images that train the probes")
     test_images: int = Field(
-        800, ge=20, le=200_000, description="images that test the probes and whose tokens are measured"
+        600, ge=20, le=200_000, description="images that test the probes and whose tokens are measured"
     )
     norm: Literal["none", "final", "layer"] = Field(
         "none", description="which norm is applied to a state before it is measured"
@@ -121,6 +121,6 @@ class InformationScrambling(_Layers):
     }
 
     isi_images: int = Field(
-        500, ge=20, le=50_000, description="test images on which patches are reconstructed"
+        400, ge=20, le=50_000, description="test images on which patches are reconstructed"
     )
     isi_maps: int = Field(3, ge=1, le=16, description="spatial maps that pool the context of a patch")
