@@ -159,6 +159,7 @@ def test_dino_of_ones_own_pictures(invoke, tmp_path, monkeypatch):
     assert done.exit_code == 0, done.output
     card = json.loads((tmp_path / "toy-seed0" / "toy.json").read_text())
     assert (card["data"]["pictures"], card["accuracy"]) == (8, {})
+    assert card["command"].endswith(" --images FOLDER")
     assert backbones.load(str(tmp_path / "toy-seed0" / "toy.safetensors")).attention == "entmax15"
 
 

@@ -115,6 +115,7 @@ def make_card(name: str, weights: Path, trainer: Trainer, *, device: str) -> dic
     return {
         "name": name,
         "command": f"vitscope train {name} --seed {trainer.seed} --threads {torch.get_num_threads()}"
+        + ("" if renders else " --images FOLDER")
         + (" --compile" if trainer.compiled else "")
         + ("" if device == "cpu" else f" --device {device}"),
         "seed": trainer.seed,
