@@ -45,7 +45,8 @@ def test_weights_and_card_agree(invoke, tmp_path):
     done = invoke("toy", "--seed", "3")
     assert done.exit_code == 0, done.output
     folder = tmp_path / "toy-seed3"
-    card, file = json.loads((folder / "toy.json").read_text()), folder / "toy.safetensors"
+    card, file = json.loads((folder / "toy-3.json").read_text()), folder / "toy-3.safetensors"
+    assert card["name"] == "toy-3", "another seed is another model"
     assert card["sha256"] == embedded.sha256(file)
     assert card["recipe"] == json.loads(json.dumps(RECIPE.describe()))
     assert card["seed"] == 3

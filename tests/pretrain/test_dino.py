@@ -19,6 +19,7 @@ from vitscope.data import emoji
 from vitscope.pretrain import supervised
 from vitscope.pretrain.dino import DinoTrainer
 from vitscope.pretrain.dino_folder import FolderViews
+from vitscope.pretrain.dino_head import dino_loss, sinkhorn
 from vitscope.pretrain.dino_monitor import NearestRenders, knn_identity, monitor_pictures
 from vitscope.pretrain.dino_recipe import DinoRecipe
 from vitscope.pretrain.multicrop import RenderViews
@@ -74,7 +75,11 @@ def test_two_runs_of_one_seed_are_bit_equal(tmp_path, whole):
     assert weights.digest(other.model) != weights.digest(whole.model)
 
 
-@pytest.mark.parametrize("changes", [{}, {"drop_path": 0.5, "optimizer": "adamw"}], ids=["muon", "drop path"])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"drop_path": 0.5, "optimizer": "adamw"}, {"centring": "sinkhorn"}],
+    ids=["muon", "drop path", "sinkhorn"],
+)
 def test_cut_into_pieces_it_ends_bit_equal(tmp_path, changes):
     one = trainer(tmp_path / "whole", **changes)
     one.run(progress=False)
@@ -174,6 +179,19 @@ def test_numbers_of_a_step_against_slow_ones(tmp_path):
     assert found.feature_std == pytest.approx(float(spread), rel=1e-3)
     assert found.agreement == (q[0].argmax(-1) == q[1].argmax(-1)).double().mean().item()
     torch.testing.assert_close(one.model.centre, 0.9 * centre + 0.1 * teacher.mean((0, 1)).float())
+
+
+def test_teacher_answers_share_the_prototypes_with_sinkhorn(tmp_path):
+    one = trainer(tmp_path, centring="sinkhorn")
+    one.model.teacher_head.last.data[0] += 10  # one prototype that everything is nearest to
+    crops = one.views.batch(0, 4)
+    with torch.inference_mode():
+        teacher = torch.stack([one.model.teacher_head(one.model.teacher(c)) for c in crops[:2]])
+        student = torch.stack([one.model.student_head(one.model.student(c)) for c in crops])
+    q = sinkhorn(teacher, 0.04)
+    found = one.train_step()
+    assert found.loss == pytest.approx(float(dino_loss(student / 0.1, q)), rel=1e-4)
+    assert found.kl_uniform < 0.3, "of ln 16 = 2.77, which one prototype for all would be"
 
 
 def test_nan_stops_and_leaves_the_checkpoint(tmp_path):
@@ -354,9 +372,10 @@ if one.ranks.first:
 """
 
 
-def test_two_processes_train_as_one_does(tmp_path):
+@pytest.mark.parametrize("centring", ["mean", "sinkhorn"])
+def test_two_processes_train_as_one_does(tmp_path, centring):
     # AdamW: Muon's bf16 iteration blows rounding up
-    one = trainer(tmp_path / "one", optimizer="adamw")
+    one = trainer(tmp_path / "one", optimizer="adamw", centring=centring)
     fields = dataclasses.asdict(one.recipe)
     (tmp_path / "worker.py").write_text(WORKER)
     with socket.socket() as free:

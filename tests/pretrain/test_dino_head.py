@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from vitscope.pretrain.dino_alarm import Alarm, Step
-from vitscope.pretrain.dino_head import Dino, Head, dino_loss
+from vitscope.pretrain.dino_head import Dino, Head, dino_loss, sinkhorn
 from vitscope.pretrain.dino_optimizers import make_optimizers
 from vitscope.pretrain.dino_recipe import DINO_VITS16, DinoRecipe
 from vitscope.pretrain.supervised import TrainingError
@@ -175,6 +175,66 @@ def test_health_raises_no_alarm():
     assert set(alarm.counts.values()) == {0}
 
 
+# --- prototypes shared evenly -----------------------------------------------------------------------------
+
+
+def slow_sinkhorn(scores, temperature, iterations):
+    """The matrix scaling of SwAV's appendix, on plain numbers; all samples count the same from the start."""
+    q = (scores.flatten(0, 1) / temperature).exp().T  # prototypes × samples
+    q /= q.sum(0, keepdim=True) * q.shape[1]
+    for _ in range(iterations):
+        q /= q.sum(1, keepdim=True) * len(q)
+        q /= q.sum(0, keepdim=True) * q.shape[1]
+    return (q * q.shape[1]).T.view(scores.shape)
+
+
+def test_sinkhorn_against_the_plain_scaling():
+    scores = normal(2, 6, 5).tanh()
+    torch.testing.assert_close(sinkhorn(scores, 0.1), slow_sinkhorn(scores, 0.1, 3))
+    torch.testing.assert_close(sinkhorn(scores, 0.1, iterations=9), slow_sinkhorn(scores, 0.1, 9))
+
+
+def test_sinkhorn_shares_the_prototypes_and_forgets_what_they_have_in_common():
+    scores = normal(2, 20, 8, seed=3).tanh()
+    answers = sinkhorn(scores, 0.1, iterations=200)
+    torch.testing.assert_close(answers.sum(-1), torch.ones(2, 20, dtype=torch.float64))
+    torch.testing.assert_close(answers.sum((0, 1)), torch.full((8,), 40 / 8, dtype=torch.float64))
+    moved = sinkhorn(scores + normal(8, seed=4), 0.1, iterations=200)  # a centre of any kind drops out
+    torch.testing.assert_close(moved, answers)
+
+
+def test_sinkhorn_stays_finite_where_single_precision_would_not():
+    scores = torch.tensor([[[1.0, -1.0, 0.0], [1.0, -1.0, 0.0], [0.9, -1.0, 0.1]]])
+    assert (scores / 0.005).exp().isinf().any()
+    answers = sinkhorn(scores, 0.005, iterations=50)
+    assert answers.dtype == torch.float32
+    assert answers.isfinite().all()
+    torch.testing.assert_close(answers.sum(-1), torch.ones(1, 3))
+    assert (answers.sum((0, 1)) > 0.1).all(), "a prototype 200 nats away is used"
+
+
+def test_sinkhorn_of_halves_is_that_of_the_whole():
+    """What several processes do: each scales its part, columns by the mean over all parts."""
+    scores = normal(2, 6, 5, seed=5).tanh()
+    halves = [scores[:, :3], scores[:, 3:]]
+    logs = [(h / 0.1).log_softmax(-1) for h in halves]
+    means = []
+    for _ in range(3):
+        means.append(torch.stack([log.flatten(0, 1).exp().sum(0) for log in logs]).mean(0))
+        logs = [(log - means[-1].log()).log_softmax(-1) for log in logs]
+    whole = sinkhorn(scores, 0.1)
+    for n, half in enumerate(halves):
+        given = iter(means)
+        found = sinkhorn(half, 0.1, mean=lambda _, given=given: next(given))
+        torch.testing.assert_close(found, whole[:, 3 * n : 3 * n + 3])
+
+
+@pytest.mark.parametrize(("temperature", "iterations"), [(0.0, 3), (0.1, 0)])
+def test_sinkhorn_refuses_settings_without_meaning(temperature, iterations):
+    with pytest.raises(ValueError, match="need temperature > 0 and iterations ≥ 1"):
+        sinkhorn(torch.zeros(1, 2, 3), temperature, iterations=iterations)
+
+
 # --- recipe -----------------------------------------------------------------------------------------------
 
 
@@ -183,6 +243,7 @@ def test_health_raises_no_alarm():
     [
         ({"views": "pairs"}, "views must be one of renders, crops, got 'pairs'"),
         ({"optimizer": "sgd"}, "optimizer must be one of"),
+        ({"centring": "none"}, "centring must be one of mean, sinkhorn, got 'none'"),
         ({"architecture": dataclasses.replace(TINY, num_classes=3)}, "num_classes must be 0"),
         ({"local_size": 20}, "local_size must be a positive multiple of the patch size 8, got 20"),
         ({"global_size": 0}, "global_size must be"),

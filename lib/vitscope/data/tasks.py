@@ -69,7 +69,14 @@ def _members(task: str, split: str) -> tuple[np.ndarray, np.ndarray, list[str]]:
     return chosen, labels[chosen], classes
 
 
-def _emoji_task(task: str, split: str, *, style: str, seed: int) -> Images:
+def load_identity(split: str, *, scale: tuple[float, float], seed: int = 0) -> Images:
+    """A split of "emoji_identity" whose emoji take a share `scale` of the canvas, as a model was taught."""
+    return _emoji_task("emoji_identity", split, style=emoji.STYLES[0], seed=seed, scale=scale)
+
+
+def _emoji_task(
+    task: str, split: str, *, style: str, seed: int, scale: tuple[float, float] = emoji.Recipe.scale
+) -> Images:
     if style not in emoji.STYLES:
         raise unknown("emoji style", style, emoji.STYLES)
     chosen, classes_of, classes = _members(task, split)
@@ -77,7 +84,7 @@ def _emoji_task(task: str, split: str, *, style: str, seed: int) -> Images:
     numbers = np.tile(chosen, renders)
     # the id says split, render and identity; the seed chooses another family of renders
     ids = np.arange(len(numbers)) // len(chosen) * 10_000 + numbers + (10**8 if split == "test" else 0)
-    recipe = emoji.Recipe(background_part="test")
+    recipe = emoji.Recipe(background_part="test", scale=scale)
     render_seed = TASK_SEED + seed
 
     def read(indices: np.ndarray) -> Pixels:

@@ -17,9 +17,18 @@ def class_shares(masks: Tensor, size: Size, classes: int, ignore: int | None) ->
     parts = []
     for part in masks.split(CHUNK):
         codes = part.long() if ignore is None else part.long().masked_fill(part == ignore, classes)
-        one = F.one_hot(codes, classes + 1).permute(0, 3, 1, 2)[:, :classes].float()
-        parts.append(F.adaptive_avg_pool2d(one, size))
-    return torch.cat(parts)
+        high, wide = (length // cells for length, cells in zip(codes.shape[1:], size, strict=True))
+        if (high * size[0], wide * size[1]) == codes.shape[1:]:
+            cells = torch.arange(len(codes) * size[0] * size[1], device=codes.device)
+            cells = cells.view(-1, size[0], 1, size[1], 1) * (classes + 1)
+            found = (codes.view(-1, size[0], high, size[1], wide) + cells).flatten()
+            counts = found.bincount(minlength=len(codes) * size[0] * size[1] * (classes + 1))
+            shares = counts.view(len(codes), *size, classes + 1) / (high * wide)
+            parts.append(shares.permute(0, 3, 1, 2)[:, :classes])
+        else:  # cells overlap
+            one = F.one_hot(codes, classes + 1).permute(0, 3, 1, 2)[:, :classes].float()
+            parts.append(F.adaptive_avg_pool2d(one, size))
+    return torch.cat(parts).contiguous()
 
 
 def fit_block(

@@ -15,7 +15,7 @@ from vitscope.pretrain.dino import DinoTrainer
 from vitscope.pretrain.dino_folder import FolderViews
 from vitscope.pretrain.dino_recipe import DinoRecipe
 from vitscope.pretrain.evaluate import identity_accuracy
-from vitscope.pretrain.recipes import RECIPES
+from vitscope.pretrain.recipes import RECIPES, published_name
 from vitscope.pretrain.supervised import Trainer, TrainingError, read_log
 from vitscope.pretrain.zoo import ContrastiveRecipe, SupervisedRecipe, read_weights
 
@@ -55,8 +55,9 @@ def train(
     if not done:
         typer.echo(f"{trainer.step} of {recipe.steps} steps done; the same command continues")
         return
-    card = make_card(name, trainer.publish(folder, name), trainer, device=device)
-    (folder / f"{name}.json").write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
+    published = published_name(name, seed)
+    card = make_card(name, trainer.publish(folder, published), trainer, device=device)
+    (folder / f"{published}.json").write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
     typer.echo(json.dumps(card["accuracy"], indent=1))
     typer.echo(f"weights and card in {folder}")
 
@@ -113,7 +114,7 @@ def make_card(name: str, weights: Path, trainer: Trainer, *, device: str) -> dic
         views: Any = trainer.views  # type: ignore[attr-defined]
         data, accuracy = views.describe(), {}
     return {
-        "name": name,
+        "name": published_name(name, trainer.seed),
         "command": f"vitscope train {name} --seed {trainer.seed} --threads {torch.get_num_threads()}"
         + ("" if renders else " --images FOLDER")
         + (" --compile" if trainer.compiled else "")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from vitscope.data import emoji
 from vitscope.pretrain.dino_alarm import Alarm, Step
-from vitscope.pretrain.dino_head import Dino, dino_loss
+from vitscope.pretrain.dino_head import Dino, dino_loss, sinkhorn
 from vitscope.pretrain.dino_monitor import knn_identity, nearest_renders
 from vitscope.pretrain.dino_optimizers import make_optimizers
 from vitscope.pretrain.dino_recipe import DinoRecipe
@@ -135,7 +135,10 @@ class DinoTrainer(Trainer):
         with self._seeded():
             student, teacher, features = self._scores(crops)
         temperature = self._temperature()
-        targets = ((teacher - model.centre) / temperature).softmax(-1)
+        if recipe.centring == "sinkhorn":
+            targets = sinkhorn(teacher, temperature, mean=self.ranks.mean)
+        else:
+            targets = ((teacher - model.centre) / temperature).softmax(-1)
         answers = student / recipe.student_temperature
         loss = dino_loss(answers, targets)
         numbers = self._numbers(loss, answers, targets, features, teacher)

@@ -1,6 +1,7 @@
 """The parts of DINO that are no trainer: projection head, loss, and the two networks in one module."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -120,3 +121,34 @@ def dino_loss(student: Float[Tensor, "V N K"], teacher: Float[Tensor, "G N K"]) 
     wanted = torch.cat([everyone - teacher, everyone.expand(views - globals_, *everyone.shape)])
     mass = wanted.sum(-1)
     return (mass * student.logsumexp(-1) - (wanted * student).sum(-1)).sum() / (pairs * student.shape[1])
+
+
+def sinkhorn(
+    scores: Float[Tensor, "G N K"],
+    temperature: float,
+    *,
+    iterations: int = 3,
+    mean: Callable[[Tensor], Tensor] = lambda part: part,
+) -> Float[Tensor, "G N K"]:
+    """Answers P ∝ exp(scores / T) that share the prototypes evenly: rows sum to 1, columns to G·N / K.
+
+    Sinkhorn–Knopp as in SwAV (Caron et al. 2020, section 3.1) and DINOv2, over all views and samples of the
+    batch: rows are scaled once, then `iterations` times columns and rows; rows are exact, columns nearly.
+    `mean` averages a tensor over the processes that share a batch. Worked in float64 on logarithms: with low
+    temperatures exp(scores / T) leaves single precision.
+
+    Raises `ValueError` for a temperature that is not positive or fewer than one iteration.
+
+    >>> answers = sinkhorn(torch.tensor([[[3.0, 0.0], [2.0, 1.9]]]), 1.0, iterations=50)
+    >>> [round(v, 3) for v in answers.sum((0, 1)).tolist()]  # each prototype is used as often
+    [1.0, 1.0]
+    """
+    if temperature <= 0 or iterations < 1:
+        raise ValueError(
+            f"need temperature > 0 and iterations ≥ 1, got temperature {temperature} and {iterations}"
+        )
+    log = (scores.double() / temperature).log_softmax(-1)
+    for _ in range(iterations):
+        used = mean(log.flatten(0, 1).logsumexp(0).exp()).log()
+        log = (log - used).log_softmax(-1)
+    return log.exp().to(scores.dtype)

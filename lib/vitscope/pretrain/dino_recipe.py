@@ -6,6 +6,7 @@ from vitscope.pretrain.zoo import Architecture, SupervisedRecipe
 
 VIEWS = ("renders", "crops")
 OPTIMIZERS = ("adamw", "muon")
+CENTRINGS = ("mean", "sinkhorn")
 SOURCES = ("emoji", "folder")
 
 
@@ -19,11 +20,12 @@ class DinoRecipe(SupervisedRecipe):
 
     Shares (`warmup`, `freeze_last`, `teacher_warmup`, `alarm_after`) are fractions of the run. Scales of
     crops are shares of the picture's area, sizes are pixels; without `global_size` global crops have the
-    architecture's size. `jitter` is the strength of brightness, contrast,
-    saturation and hue (hue in turns); `blur` the probabilities for the first and second global view and the
-    local views, `blur_sigma` in pixels; `solarise` the probability for the second global view. Rates are the
-    peak rates at this batch. Weight decay goes from `weight_decay` to `weight_decay_end`, the teacher's
-    momentum from `ema` to 1, both by a half cosine.
+    architecture's size. `jitter` is the strength of brightness, contrast, saturation and hue (hue in turns);
+    `blur` the probabilities for the first and second global view and the local views, `blur_sigma` in pixels;
+    `solarise` the probability for the second global view. Rates are the peak rates at this batch. `centring`
+    keeps the teacher from one answer for all: "mean" takes a running mean of its scores away, "sinkhorn"
+    shares the prototypes evenly within each batch (`dino_head.sinkhorn`). Weight decay goes from
+    `weight_decay` to `weight_decay_end`, the teacher's momentum from `ema` to 1, both by a half cosine.
     """
 
     source: str = "emoji"
@@ -48,6 +50,7 @@ class DinoRecipe(SupervisedRecipe):
     student_temperature: float = 0.1
     teacher_temperature: tuple[float, float] = (0.04, 0.04)
     teacher_warmup: float = 0.0
+    centring: str = "mean"
     centre_momentum: float = 0.9
     ema: float = 0.996
     optimizer: str = "adamw"
@@ -67,6 +70,7 @@ class DinoRecipe(SupervisedRecipe):
             ("views", self.views, VIEWS),
             ("optimizer", self.optimizer, OPTIMIZERS),
             ("source", self.source, SOURCES),
+            ("centring", self.centring, CENTRINGS),
         ):
             if value not in known:
                 raise ValueError(f"{what} must be one of {', '.join(known)}, got {value!r}")

@@ -15,8 +15,9 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitscope.backbones import Backbone
+from vitscope.backbones import Backbone, card, zoo_names
 from vitscope.data import embedded, emoji
+from vitscope.pretrain.dino_monitor import nearest_renders
 from vitscope.pretrain.zoo import WeightFileError
 
 FORMAT = "vitscope-names-1"
@@ -107,13 +108,17 @@ class NameClassifier(nn.Module):
 
 
 def own_classifier(backbone: Backbone) -> nn.Module:
-    """Pictures to scores of the seen identities, as a zoo model gives them: by its head, or by their names.
+    """Pictures to scores of the seen identities, as a zoo model gives them.
 
-    Errors: `ValueError` for a backbone with neither.
+    By its head; by their names where a text tower is published beside it; or by the nearest of four renders
+    of each, in style and size those of its training, where it learned without labels. Errors: `ValueError`
+    for a backbone with none of these.
     """
     model = backbone.model
     if model.num_classes:
         return model
+    if backbone.name in zoo_names() and "prototypes" in (recipe := card(backbone.name)["recipe"]):
+        return nearest_renders(model, style=recipe["style"], scale=tuple(recipe["scale"]))
     name = f"zoo_text/{backbone.name}.safetensors"
     if name not in embedded.manifest():
         raise ValueError(f"{backbone.name} has no head and no published text tower: it names nothing")

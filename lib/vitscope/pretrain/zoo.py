@@ -137,9 +137,10 @@ RECIPES: dict[str, SupervisedRecipe] = {
     **{
         f"sup_{name}": SupervisedRecipe(
             Architecture(width=96, depth=8, heads=3, num_classes=1291, **changes),
-            images=102_400,
+            images=153_600,
+            batch=64,
             scale=(0.35, 1.0),
-            snapshots=(0, 12_800, 25_600, 51_200),
+            snapshots=(0, 12_800, 25_600, 51_200, 102_400),
         )
         for name, changes in VARIANTS.items()
     },
