@@ -66,13 +66,17 @@ def test_zoo_cards_agree_with_their_files_and_with_a_fresh_measurement():
     cards = {name: backbones.card(name) for name in names}
     table = zoo_report.card_table(cards).set_index("model")
     assert list(table.index) == names
-    test = data.load("emoji_identity", "test", limit=300, seed=5)
-    checked = zoo_report.recheck({n: backbones.load(n) for n in names}, cards, test)
+    tests = zoo_report.fresh_renders(cards, 300, seed=5)
+    scales = {n: tests[n].source["render"]["scale"] for n in ("twin_s", "sup_softmax", "dino_softmax")}
+    assert scales == {"twin_s": (0.55, 1.0), "sup_softmax": (0.35, 1.0), "dino_softmax": (0.35, 1.0)}
+    checked = zoo_report.recheck({n: backbones.load(n) for n in names}, cards, tests)
     assert checked["digest agrees"].all()
     assert (checked["low"] - 3 <= checked["on the card"]).all()
     assert (checked["on the card"] <= checked["high"] + 3).all()
-    curves = zoo_report.training_curves(cards)
-    assert set(curves.data["model"]) == set(names)
+    taught, alone = zoo_report.training_curves(cards), zoo_report.self_supervised_curves(cards)
+    assert set(taught.data["model"]) == {n for n in names if not n.startswith("dino_")}
+    assert set(alone.data["model"]) == {n for n in names if n.startswith("dino_")}
+    assert zoo_report.self_supervised_curves({"twin_s": cards["twin_s"]}) is None
 
 
 def test_an_unknown_card_is_refused():

@@ -87,16 +87,29 @@ def test_what_a_family_lacks_is_none_with_the_reason():
     assert report.lead_table([one], TESTS)["lead"].isna().all()
 
 
-def test_two_families_report_under_the_same_keys():
+def second_family() -> numbers.Measured:
     other = planted_measured(44.0)
     names = [
         [planted_variant(f"dino_{v.name}", attention=v.dense.attention) for v in other.family.trainings[0]]
     ]
     found = [[planted_found(f"dino_{f.name}", top1=1.0, knn=1.0, miou=2.0, rmse=1.0) for f in other.found[0]]]
-    second = numbers.Measured(Family("self-supervised", (tuple(names[0]),)), found)
+    return numbers.Measured(Family("self-supervised", (tuple(names[0]),)), found)
+
+
+def test_two_families_report_under_the_same_keys():
+    second = second_family()
     rows = numbers.numbers([ONE, second], TESTS)
     assert set(rows["miou.scenes"]) == {*ONE.family.names, *second.family.names}
     assert rows["miou_gain.scenes"]["dino_sup_entmax15"]["value"] == 0.0
+
+
+def test_the_first_screen_speaks_of_both_families():
+    found = numbers.first_screen([TWO, second_family()], TESTS)
+    assert (found["trainings"]["value"], found["self_trainings"]["value"]) == (2, 1)
+    assert (found["entmax_miou_gain"]["value"], found["self_entmax_miou_gain"]["value"]) == (2.0, 0.0)
+    alone = numbers.first_screen([TWO], TESTS)
+    assert set(alone) == set(found)
+    assert alone["self_entmax_miou_gain"] == {"value": None, "text": numbers.NO_ALONE}
 
 
 def test_variant_table_reads_the_card():

@@ -20,6 +20,7 @@ from vitscope.variants_measure import Found, Key, Sets
 from vitscope.variants_scores import Score, gain, level, of_curves, relative_fall, relative_gain
 
 NO_SPARSE = "not measured, because no variant of this family has entmax-1.5"
+NO_ALONE = "not measured, because no variants trained without labels are named"
 ONE = "one training"
 LENGTH, CHANGE = "length", "change"
 
@@ -221,6 +222,19 @@ def _length(found: Estimate, style: str) -> Reported:
     ends = (found.low, found.high)
     text = f"{found.value:{style}} ({ends[0]:{style}} to {ends[1]:{style}})"
     return {"value": found.value, "spread": ends, "text": text}
+
+
+def first_screen(measured: Sequence[Measured], tests: Sets) -> dict[str, Reported]:
+    """`said` of the main family, and of the self-supervised one with "self_" before each key.
+
+    Without such a family its texts say so.
+    """
+    main = said(measured[0], tests)
+    if len(measured) == 1:
+        alone: dict[str, Reported] = {key: {"value": None, "text": NO_ALONE} for key in main}
+    else:
+        alone = said(measured[1], tests)
+    return main | {f"self_{key}": row for key, row in alone.items()}
 
 
 def said(one: Measured, tests: Sets) -> dict[str, Reported]:

@@ -6,6 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from vitscope.dense.segmentation import linear_segmentation, segmentation_scores
+from vitscope.dense.segmentation_fit import class_shares
 
 ROWS, COLS, SIDE, C = 4, 4, 16, 4
 GRID = (ROWS, COLS)
@@ -35,6 +36,18 @@ def planted(images, seed=0, noise=(0.3, 1.0, 3.0), width=6):
     signal = one @ normal(C, width, seed=99)
     states = [signal + n * normal(*signal.shape, seed=seed + 7 + s) for s, n in enumerate(noise)]
     return torch.stack(states), masks
+
+
+@pytest.mark.parametrize("size", [(4, 4), (16, 8), (5, 3)], ids=["blocks", "unequal", "overlapping"])
+@pytest.mark.parametrize("ignore", [None, 255])
+def test_shares_of_classes_in_cells_are_averages_of_indicators(size, ignore):
+    masks = torch.randint(0, C, (7, SIDE, SIDE), generator=torch.Generator().manual_seed(1))
+    if ignore is not None:
+        masks[:, :3] = ignore
+    wanted = torch.stack(
+        [F.adaptive_avg_pool2d((masks == c).double()[:, None], size)[:, 0] for c in range(C)], dim=1
+    )
+    torch.testing.assert_close(class_shares(masks, size, C, ignore).double(), wanted, atol=1e-6, rtol=0)
 
 
 def fitted(train, masks, test, truth, **more):

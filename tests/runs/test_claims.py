@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from vitscope.errors import UnknownName
-from vitscope.pretrain.zoo import RECIPES
+from vitscope.pretrain.recipes import RECIPES
 from vitscope.runs import claims
 from vitscope.runs.claims import ClaimError
 from vitscope.runs.layout import Project
@@ -124,7 +124,8 @@ def test_settings_name_models_that_exist():
         assert setting.profile == {"twin": "course", "paper": "paper"}[name], claim.id
         shown = resolve(setting.notebook, setting.profile)
         named = [Path(name).stem if name.endswith(".safetensors") else name for name in shown.backbones]
-        named += getattr(shown, "depth_series", [])
+        for other in ("depth_series", "repeats", "self_supervised"):
+            named += getattr(shown, other, [])
         assert set(setting.models.values()) <= set(named), claim.id
         if name == "twin":
             assert set(setting.models.values()) <= set(RECIPES), claim.id

@@ -18,16 +18,22 @@ SMALL = {"images": 20, "test_images": 20, "img_size": 64, "device": "cpu", "gall
 SIDE = 64
 
 
+def small_variants(folder, prefix="", classes=3, seed=0) -> list[str]:
+    """Files of four small models, one of each kind of token interaction."""
+    files = []
+    for name, changes in VARIANTS.items():
+        plain = Architecture(width=32, depth=3, heads=2, num_classes=classes)
+        architecture = dataclasses.replace(plain, **changes)
+        torch.manual_seed(seed)
+        file = folder / f"{prefix}{name}.safetensors"
+        write_weights(file, enliven(architecture.build().eval()), architecture)
+        files.append(str(file))
+    return files
+
+
 @pytest.fixture(scope="module")
 def variants(tmp_path_factory) -> list[str]:
-    """Files of four small models, one of each kind of token interaction."""
-    folder, files = tmp_path_factory.mktemp("weights"), []
-    for name, changes in VARIANTS.items():
-        architecture = dataclasses.replace(Architecture(width=32, depth=3, heads=2, num_classes=3), **changes)
-        torch.manual_seed(0)
-        write_weights(folder / f"{name}.safetensors", enliven(architecture.build().eval()), architecture)
-        files.append(str(folder / f"{name}.safetensors"))
-    return files
+    return small_variants(tmp_path_factory.mktemp("weights"))
 
 
 @pytest.fixture(scope="module")
@@ -82,9 +88,10 @@ def test_semantic_diffusion_in_folders(variants, folders, tmp_path):
 
 
 def test_sparse_attention_in_folders(variants, folders, tmp_path):
+    alone = small_variants(tmp_path, "dino_", classes=0, seed=1)
     given = SMALL | {
-        "backbones": variants, "datasets": [folders["scenes"]], "depth": [folders["depth"]],
-        "dataset": "digits", "probe_images": 60,
+        "backbones": variants, "repeats": [], "self_supervised": alone, "datasets": [folders["scenes"]],
+        "depth": [folders["depth"]], "dataset": "digits", "probe_images": 60, "training_of": [],
     }  # fmt: skip
     record = run_chapter("08_entmax_attention", tmp_path / "run", tmp_path / "cache", **given)
     value = {key: number.value for key, number in record.numbers.items()}
@@ -99,6 +106,11 @@ def test_sparse_attention_in_folders(variants, folders, tmp_path):
     assert value["miou_gain.voc.entmax15"] == pytest.approx(value["miou_lead.voc.softmax"])
     assert value["rmse.nyuv2.softmax"] < 1.5
     assert value["images_seen.softmax"] is None
+    assert value["self_entmax_miou_gain"] == pytest.approx(value["miou_gain.voc.dino_entmax15"])
+    assert value["self_entmax_miou_gain"] != value["entmax_miou_gain"]
+    drawn = {figure.name for figure in record.figures}
+    both = {"self_supervised_gains", "self_supervised_attention", "self_supervised_pca"}
+    assert drawn >= {"self_supervised", *both}
 
 
 def test_what_a_model_without_cls_cannot_show_is_said(tmp_path):

@@ -7,14 +7,20 @@ One class a notebook. Field defaults are the `course` profile, the one that the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from vitscope.errors import unknown
-from vitscope.runs.parameters import PROFILES, ParameterError, Parameters, expand_aliases, parse
+from vitscope.runs.parameters import PROFILES, Names, ParameterError, Parameters, expand_aliases, parse
 from vitscope.runs.schema_common import DEPTH_SERIES, TWINS, Backbones, Datasets, Device
-from vitscope.runs.schema_dense import EntmaxAttention, SemanticDiffusion
+from vitscope.runs.schema_dense import (
+    REPEATS,
+    SELF_SUPERVISED,
+    VARIANTS,
+    EntmaxAttention,
+    SemanticDiffusion,
+)
 from vitscope.runs.schema_frozen import FusionAblations, Recoverability, Shift, VerticalFusion
 from vitscope.runs.schema_layers import InformationScrambling, PhaseCurves
 
@@ -51,15 +57,19 @@ class ZooAppendix(Parameters):
 
     ALIASES: ClassVar = {"backbone": "backbones"}
     OVERRIDES: ClassVar = {
-        "smoke": {"backbones": ["twin_s"], "images": 64},
+        "smoke": {"backbones": ["twin_s"], "variants": SELF_SUPERVISED[:1], "images": 64},
         "course": {},
         "colab": {},
         "paper": {},
     }
 
     backbones: Backbones = Field([*TWINS, *DEPTH_SERIES], description="models of the zoo that are described")
+    variants: Annotated[list[str], Names("backbone")] = Field(
+        [*VARIANTS, *REPEATS, *SELF_SUPERVISED],
+        description="further models of the zoo, shown by their cards alone; may be empty",
+    )
     images: int = Field(
-        1000, ge=20, le=100_000, description="fresh renders on which each model's accuracy is checked"
+        1000, ge=20, le=100_000, description="fresh renders on which the accuracy of `backbones` is checked"
     )
     seed: int = Field(0, ge=0, le=2**31 - 1, description="which renders are drawn")
     device: Device = Field("auto", description="where the backbone runs; auto takes a GPU if there is one")

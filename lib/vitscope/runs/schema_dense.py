@@ -10,8 +10,11 @@ from vitscope.runs.parameters import Names, Parameters
 from vitscope.runs.schema_common import Backbones, Device, check_distinct, check_weights
 
 Annotateds = Annotated[list[str], Names("annotated"), Field(min_length=1)]
-VARIANTS = ["sup_softmax", "sup_entmax15", "sup_register4", "sup_specialized"]
-PRETRAINED = [f"dino_vits16_{name}" for name in ("softmax", "entmax15", "register4", "specialized")]
+KINDS = ("softmax", "entmax15", "register4", "specialized")
+VARIANTS = [f"sup_{kind}" for kind in KINDS]
+REPEATS = [f"{name}-1" for name in VARIANTS]
+SELF_SUPERVISED = [f"dino_{kind}" for kind in KINDS]
+PRETRAINED = [f"dino_vits16_{kind}" for kind in KINDS]
 DINO_S16 = "vit_small_patch16_224.dino"
 
 
@@ -70,7 +73,9 @@ class SemanticDiffusion(_Dense):
         },
     }
 
-    backbones: Backbones = Field(["sup_softmax", "twin_s"], description="backbones whose layers are compared")
+    backbones: Backbones = Field(
+        ["dino_softmax", "sup_softmax", "twin_s"], description="backbones whose layers are compared"
+    )
     scenes: Annotated[str, Names("annotated")] = Field(
         "scenes", description="set with masks, for segmentation and for foreground and background"
     )
@@ -83,7 +88,7 @@ class SemanticDiffusion(_Dense):
     )
     gallery: int = Field(4, ge=1, le=12, description="pictures shown in the galleries")
     training_of: Annotated[str | None, Names("backbone")] = Field(
-        "twin_s",
+        "dino_softmax",
         description="model of the zoo whose snapshots along training are measured; none leaves it out",
     )
 
@@ -100,6 +105,7 @@ class EntmaxAttention(_Dense):
     OVERRIDES: ClassVar = {
         "smoke": {
             "repeats": [],
+            "self_supervised": [],
             "datasets": ["scenes"],
             "depth": ["scenes"],
             "images": 40,
@@ -112,6 +118,7 @@ class EntmaxAttention(_Dense):
         "colab": {
             "backbones": [DINO_S16],
             "repeats": [],
+            "self_supervised": [],
             "img_size": 224,
             "images": 1000,
             "test_images": 500,
@@ -120,6 +127,7 @@ class EntmaxAttention(_Dense):
         "paper": {
             "backbones": [f"runs/train/{name}-seed0/{name}.safetensors" for name in PRETRAINED],
             "repeats": [],
+            "self_supervised": [],
             "img_size": 224,
             "dataset": "imagenet",
             "datasets": ["voc:data/VOC2012", "ade20k:data/ADE20K", "cityscapes:data/cityscapes"],
@@ -135,11 +143,12 @@ class EntmaxAttention(_Dense):
         VARIANTS, description="variants of one training, the one they are compared with first"
     )
     repeats: Annotated[list[str], Names("backbone")] = Field(
-        [],
+        REPEATS,
         description="the same variants, in the same order, trained with other seeds; may be empty",
     )
     self_supervised: Annotated[list[str], Names("backbone")] = Field(
-        [], description="self-supervised variants, the one they are compared with first; may be empty"
+        SELF_SUPERVISED,
+        description="self-supervised variants, the one they are compared with first; may be empty",
     )
     dataset: Annotated[str, Names("dataset")] = Field(
         "emoji_group", description="task for linear probe and nearest neighbours, the recognition of images"
@@ -153,7 +162,7 @@ class EntmaxAttention(_Dense):
     )
     gallery: int = Field(4, ge=1, le=12, description="pictures shown in the galleries")
     training_of: Annotated[list[str], Names("backbone")] = Field(
-        [],
+        ["dino_softmax", "dino_entmax15"],
         description="models whose snapshots along training are measured; may be empty",
     )
 
