@@ -16,8 +16,8 @@ means no measurement) and within `bounds`.
 What differs for speed: features are whitened (which the linear map can undo), and a step sees `points` random
 valid cells of each of `batch` images at the resized grid, each with the depth of the pixel at its centre.
 All states are fitted together by Adam with a cosine schedule; nothing is chosen, so nothing is held out. The
-defaults of `lr` and `l2` gave the smallest error, of three and four values each, on 100 of 300 training scenes,
-for three states of `sup_softmax` together.
+defaults of `lr` and `l2`, of three and four values, gave the least error on 100 held-out training scenes, for
+three states of `sup_softmax` together.
 Scores are taken at every valid pixel: the depths of the resized grid are resized bilinearly to the map.
 """
 
