@@ -3,10 +3,6 @@
 import dataclasses
 import json
 import math
-import os
-import socket
-import subprocess
-import sys
 import warnings
 
 import numpy as np
@@ -14,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from processes import run_two
 from vitscope import weights
 from vitscope.data import emoji
 from vitscope.pretrain import supervised
@@ -377,28 +374,7 @@ def test_two_processes_train_as_one_does(tmp_path, centring):
     # AdamW: Muon's bf16 iteration blows rounding up
     one = trainer(tmp_path / "one", optimizer="adamw", centring=centring)
     fields = dataclasses.asdict(one.recipe)
-    (tmp_path / "worker.py").write_text(WORKER)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    workers = [
-        subprocess.Popen(
-            [sys.executable, tmp_path / "worker.py", tmp_path / "run", json.dumps(fields)],
-            env={
-                **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
-                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
-                "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
-            },
-            stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    try:
-        errors = [w.communicate(timeout=400)[1] for w in workers]
-    finally:
-        for w in workers:
-            w.kill()
-    assert [w.returncode for w in workers] == [0, 0], errors
+    run_two(WORKER, tmp_path, tmp_path / "run", json.dumps(fields))
     ours, theirs = (json.loads((tmp_path / f"run/losses{rank}.json").read_text()) for rank in range(2))
     assert ours == theirs, "numbers are means over both processes"
     alone = [list(one.train_step()) for _ in range(STEPS)]

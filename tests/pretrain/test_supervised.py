@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from helpers import tiny_zoo_model
+from processes import run_two
 from vitscope import weights
 from vitscope.data import emoji
 from vitscope.pretrain import checkpoint, supervised
@@ -295,3 +296,43 @@ def test_snapshots_are_taken_where_asked_and_only_once(tmp_path):
     assert files == ["0000000.safetensors", "0000008.safetensors"], "9 is no multiple of the batch"
     first, _ = read_weights(tmp_path / "snapshots" / files[0])
     assert weights.digest(first) == start
+
+
+# --- several processes ------------------------------------------------------------------------------------
+
+WORKER = """
+import json, sys
+from pathlib import Path
+from vitscope.pretrain.supervised import Trainer
+from vitscope.pretrain.zoo import Architecture, SupervisedRecipe
+fields = {k: tuple(v) if isinstance(v, list) else v for k, v in json.loads(sys.argv[2]).items()}
+recipe = SupervisedRecipe(**{**fields, "architecture": Architecture(**fields["architecture"])})
+one = Trainer(recipe, Path(sys.argv[1]), seed=0)
+losses = [one.train_step() for _ in range(recipe.steps - 1)]
+assert one.run(progress=True)  # the last step; only the first process shows its progress
+Path(sys.argv[1], f"losses{one.ranks.rank}.json").write_text(json.dumps(losses))
+"""
+
+
+def test_two_processes_train_as_one_does(tmp_path):
+    run_two(WORKER, tmp_path, tmp_path / "run", json.dumps(dataclasses.asdict(RECIPE)))
+    ours, theirs = (json.loads((tmp_path / f"run/losses{rank}.json").read_text()) for rank in range(2))
+    assert ours == theirs, "numbers are means over both processes"
+    one = trainer(tmp_path / "one")
+    alone = [list(one.train_step()) for _ in range(STEPS - 1)]
+    assert ours[0] == pytest.approx(alone[0], rel=1e-5)
+    # Muon's bf16 iteration blows rounding up
+    assert [loss for loss, _ in ours] == pytest.approx([loss for loss, _ in alone], abs=1e-3)
+    assert [entry["step"] for entry in read_log(tmp_path / "run")] == [STEPS], "only the first process writes"
+    assert trainer(tmp_path / "run").finished, "its checkpoint serves one process as well"
+
+
+def test_names_cannot_be_told_apart_by_parts(tmp_path, monkeypatch):
+    from vitscope.pretrain.contrastive import ContrastiveTrainer
+    from vitscope.pretrain.ranks import Ranks
+    from vitscope.pretrain.zoo import ContrastiveRecipe
+
+    monkeypatch.setattr(Ranks, "join", classmethod(lambda cls, device: cls(rank=0, world=2)))
+    recipe = ContrastiveRecipe(Architecture(width=32, depth=2, heads=2), images=8, batch=4)
+    with pytest.raises(TrainingError, match="runs as one process: leave out torchrun"):
+        ContrastiveTrainer(recipe, tmp_path, seed=0)

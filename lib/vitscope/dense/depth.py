@@ -15,7 +15,9 @@ means no measurement) and within `bounds`.
 
 What differs for speed: features are whitened (which the linear map can undo), and a step sees `points` random
 valid cells of each of `batch` images at the resized grid, each with the depth of the pixel at its centre.
-All states are fitted together by Adam with a cosine schedule; nothing is chosen, so nothing is held out.
+All states are fitted together by Adam with a cosine schedule; nothing is chosen, so nothing is held out. The
+defaults of `lr` and `l2`, of three and four values, gave the least error on 100 held-out training scenes, for
+three states of `sup_softmax` together.
 Scores are taken at every valid pixel: the depths of the resized grid are resized bilinearly to the map.
 """
 
@@ -140,7 +142,7 @@ def depth_probe(
     layers: Sequence[int] | None = None,
     upsample: int = 4,
     lr: float = 0.03,
-    l2: float = 1e-5,
+    l2: float = 1e-4,
     seed: int = 0,
     steps: int = 500,
     batch: int = 32,

@@ -33,6 +33,11 @@ class ContrastiveTrainer(Trainer):
     model: ImageText
 
     def check(self) -> None:
+        if self.ranks.world > 1:
+            raise TrainingError(
+                "contrastive training tells all pictures of a batch apart, so it runs as one process: "
+                "leave out torchrun"
+            )
         if self.recipe.architecture.num_classes:
             raise TrainingError(
                 "contrastive training publishes a backbone without head: num_classes must be 0"

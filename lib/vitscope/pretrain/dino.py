@@ -1,8 +1,7 @@
 """DINO: a student learns to give the answers of its own slow average on other views of the same thing.
 
 Caron et al. 2021. The outside is that of the supervised `Trainer`: seeded, resumable at any moment, with a
-time budget. Under `torchrun` every process takes its part of the same global batch, so the numbers stay those
-of one process up to rounding.
+time budget, in one process or several.
 """
 
 import json
@@ -22,7 +21,6 @@ from vitscope.pretrain.dino_monitor import knn_identity, nearest_renders
 from vitscope.pretrain.dino_optimizers import make_optimizers
 from vitscope.pretrain.dino_recipe import DinoRecipe
 from vitscope.pretrain.multicrop import Ahead, RenderViews, Views
-from vitscope.pretrain.ranks import Ranks
 from vitscope.pretrain.stream import IdentityStream
 from vitscope.pretrain.supervised import Trainer, TrainingError
 from vitscope.pretrain.zoo import read_weights
@@ -51,8 +49,7 @@ class DinoTrainer(Trainer):
         views: Views | None = None,
     ) -> None:
         self.recipe, self.folder, self.seed, self.compiled = recipe, folder, seed, compiled
-        self.ranks = Ranks.join(device)
-        self.device = self.ranks.device(device)
+        self._join(device)
         if views is None and recipe.source != "emoji":
             raise TrainingError(
                 f"a recipe of source {recipe.source!r} needs its pictures: give views=FolderViews(folder, …)"
@@ -62,7 +59,6 @@ class DinoTrainer(Trainer):
             self.views = Ahead(self.views, stride=recipe.batch)
         look = emoji.Recipe(background_part="train", scale=recipe.scale)
         self.stream = IdentityStream(style=recipe.style, seed=seed, recipe=look)
-        self.place, self.count = self.ranks.share(recipe.batch)
         self._warn_of_slow_arithmetic()
         folder.mkdir(parents=True, exist_ok=True)
         self._same_views()
@@ -223,34 +219,7 @@ class DinoTrainer(Trainer):
         value, student_entropy, teacher_entropy, agreement = single.tolist()
         return Step(value, student_entropy, teacher_entropy, kl.item(), spread.item(), agreement, 0.0)
 
-    def run(self, *, minutes: float | None = None, progress: bool | None = None) -> bool:
-        """Train until the recipe ends (True) or the budget does (False, resumable)."""
-        if minutes is not None and self.ranks.world > 1:
-            raise TrainingError(
-                "a time budget needs one clock, and these are several processes: leave it out; "
-                "a stopped run continues from its last checkpoint"
-            )
-        done = super().run(minutes=minutes, progress=progress if self.ranks.first else False)
-        self.ranks.wait()
-        return done
-
-    # --- what the first process writes ---
-
-    @property
-    def writes(self) -> bool:
-        return self.ranks.first
-
-    def save(self) -> None:
-        if self.ranks.first:
-            super().save()
-
-    def _snapshot(self) -> None:
-        if self.ranks.first:
-            super()._snapshot()
-
     def _log(self, window: list[Any]) -> None:
-        if not self.ranks.first:
-            return
         means = [sum(column) / len(window) for column in zip(*window, strict=True)]
         entry = {
             "step": self.step,

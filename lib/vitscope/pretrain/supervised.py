@@ -1,7 +1,8 @@
 """Supervised training of a twin: seeded, resumable at any moment, with a time budget.
 
 The learning rate depends on the position in the recipe, never on the budget: a run cut into ten pieces ends
-with the same weights as one run (bit-equal on one machine at one thread count).
+with the same weights as one run (bit-equal on one machine at one thread count). Under `torchrun` each process
+takes its part of the same global batch, so the numbers stay those of one process up to rounding.
 """
 
 import json
@@ -20,6 +21,7 @@ from tqdm import tqdm
 
 from vitscope.data import emoji
 from vitscope.pretrain import checkpoint
+from vitscope.pretrain.ranks import Ranks
 from vitscope.pretrain.stream import IdentityStream
 from vitscope.pretrain.zoo import SupervisedRecipe, read_weights, write_weights
 
@@ -53,7 +55,7 @@ class Trainer:
         compiled: bool = False,
     ) -> None:
         self.recipe, self.folder, self.seed, self.compiled = recipe, folder, seed, compiled
-        self.device = torch.device(device)
+        self._join(device)
         render = emoji.Recipe(background_part="train", scale=recipe.scale)
         self.stream = IdentityStream(style=recipe.style, seed=seed, recipe=render)
         self.check()
@@ -72,6 +74,12 @@ class Trainer:
         self.base_rates = [group["lr"] for o in self.optimizers for group in o.param_groups]
         self.step, self.seconds = 0, 0.0
         self._resume()
+
+    def _join(self, device: str) -> None:
+        """Find the other processes, this one's device and its part of every batch."""
+        self.ranks = Ranks.join(device)
+        self.device = self.ranks.device(device)
+        self.place, self.count = self.ranks.share(self.recipe.batch)
 
     # --- the objective: what another kind of training replaces ---
 
@@ -150,7 +158,7 @@ class Trainer:
     @property
     def writes(self) -> bool:
         """Whether this process writes the results; of several that train together one does."""
-        return True
+        return self.ranks.first
 
     @property
     def finished(self) -> bool:
@@ -166,9 +174,9 @@ class Trainer:
         return 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, self.recipe.steps - warm)))
 
     def train_step(self) -> tuple[float, float]:
-        """One batch. Returns loss and training accuracy."""
-        recipe, batch = self.recipe, self.recipe.batch
-        pictures, labels = self.stream.batch(self.step * batch, batch)
+        """One batch. Returns loss and training accuracy, over all processes."""
+        recipe = self.recipe
+        pictures, labels = self.stream.batch(self.step * recipe.batch + self.place, self.count)
         inputs, labels = normalise(pictures.to(self.device)), labels.to(self.device)
         groups = (group for o in self.optimizers for group in o.param_groups)
         for group, base in zip(groups, self.base_rates, strict=True):
@@ -176,18 +184,27 @@ class Trainer:
         self.model.train()
         with torch.autocast(self.device.type, torch.bfloat16, enabled=recipe.precision == "bf16"):
             loss, right = self.objective(inputs, labels)
-        if not torch.isfinite(loss):
-            raise TrainingError(f"loss is {loss.item()} at step {self.step}; the last checkpoint is intact")
+        numbers = self.ranks.mean(torch.stack([loss.detach(), right.float().mean()])).tolist()
+        if not math.isfinite(numbers[0]):
+            raise TrainingError(f"loss is {numbers[0]} at step {self.step}; the last checkpoint is intact")
         loss.backward()
+        self.ranks.average(list(self.model.parameters()))
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip)
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         self.step += 1
-        return loss.item(), right.float().mean().item()
+        return numbers[0], numbers[1]
 
     def run(self, *, minutes: float | None = None, progress: bool | None = None) -> bool:
         """Train until the recipe ends (True) or the budget does (False, resumable)."""
+        if minutes is not None and self.ranks.world > 1:
+            raise TrainingError(
+                "a time budget needs one clock, and these are several processes: leave it out; "
+                "a stopped run continues from its last checkpoint"
+            )
+        if not self.writes:
+            progress = False
         start, last_save = time.monotonic(), time.monotonic()
         before = self.seconds
         bar = tqdm(
@@ -197,21 +214,25 @@ class Trainer:
         window: list[tuple[float, float]] = []
         with bar:
             while not self.finished:
-                self._snapshot()
+                if self.writes:
+                    self._snapshot()
                 window.append(self.train_step())
                 bar.update(self.recipe.batch)
                 now = time.monotonic()
                 self.seconds = before + now - start
                 if self.step % 50 == 0 or self.finished:
-                    self._log(window)
+                    if self.writes:
+                        self._log(window)
                     bar.set_postfix(loss=f"{window[-1][0]:.3f}")
                     window = []
-                if now - last_save > CHECKPOINT_EVERY:
+                if now - last_save > CHECKPOINT_EVERY and self.writes:
                     self.save()
                     last_save = now
                 if minutes is not None and now - start > 60 * minutes:
                     break
-        self.save()
+        if self.writes:
+            self.save()
+        self.ranks.wait()
         return self.finished
 
     def _log(self, window: list[tuple[float, float]]) -> None:
