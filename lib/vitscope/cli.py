@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from vitscope.course_command import course
 from vitscope.data_command import data_app
 from vitscope.terminal import StatusLine, plain_errors, print_table, relative
 
@@ -142,6 +143,33 @@ def claims(
     print_table(list(table.columns), table.itertuples(index=False))
     counts = [f"{n} {name}" for name, n in table["verdict"].value_counts(sort=False).items()]
     typer.echo(", ".join(counts) or "no claim like this")
+
+
+@app.command()
+def compare(
+    mine: Annotated[
+        str,
+        typer.Argument(metavar="MY_RUN", help="A record.json, a run's folder, or a chapter: its newest run."),
+    ],
+    reference: Annotated[
+        Path | None, typer.Option("--with", help="A record or a folder of them, in place of the book's.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write the comparison as a page here.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Also show numbers within tolerance.")] = False,
+) -> None:
+    """What differs between a run and the book, and whether it matters; exit status 1 where a number does."""
+    with plain_errors():
+        from vitscope.runs import compare_report, compare_runs, compare_sources
+
+        record = compare_sources.find(mine)
+        theirs = compare_sources.references(record, reference)
+        found = compare_runs.compare(record, theirs, against="reference" if reference else "book")
+        if html:
+            compare_sources.save(compare_report.page(found, every=every), html)
+    typer.echo(compare_report.report(found, every=every))
+    if html:
+        typer.echo(f"page    {relative(html)}")
+    raise typer.Exit(int(found.exceeds))
 
 
 @app.command()
@@ -285,6 +313,9 @@ def train(context: typer.Context) -> None:
     trainer = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     trainer.command()(command)
     trainer(args=context.args, prog_name="vitscope train")
+
+
+app.command()(course)
 
 
 def split_parameters(texts: Sequence[str]) -> dict[str, str]:

@@ -11,8 +11,11 @@ PAGES = [
     "book/intro",
     "book/how_to_read",
     "book/notation",
+    "book/glossary",
+    "book/teaching",
     "book/architecture",
     "book/references",
+    "notebooks/00_inside_a_vit",
     "notebooks/01_phase_curves",
     "notebooks/02_information_scrambling",
     "notebooks/03_recoverability",
@@ -21,6 +24,7 @@ PAGES = [
     "notebooks/06_shift",
     "notebooks/07_semantic_diffusion",
     "notebooks/08_entmax_attention",
+    "notebooks/09_scorecard",
     "notebooks/data_appendix",
     "notebooks/zoo_appendix",
 ]
@@ -37,7 +41,8 @@ CONTRAST = """() => {
     }
     return [255, 255, 255];
   };
-  const texts = 'main p, article.bd-article h1, main h2, main td, main th, main summary, main li';
+  const texts = 'main p, article.bd-article h1, main h2, main td, main th, main summary, main li'
+    + ', main .vitscope-claim, #scorecard span';
   return [...document.querySelectorAll(texts)]
     .filter(e => e.offsetParent && e.textContent.trim())
     .map(e => {
@@ -97,6 +102,37 @@ def test_record_can_be_taken_away(site, visit):
     record = json.loads(page.evaluate("async address => await (await fetch(address)).text()", address))
     assert record["profile"] == "smoke"
     assert record["numbers"]["test_images"]["value"] == 80
+
+
+def test_scorecard_can_be_filtered(site, visit):
+    page = visit(site / "notebooks/09_scorecard.html").page
+    rows, shown = page.locator("#scorecard tbody"), page.locator("#scorecard output")
+    total = rows.count()
+    assert shown.inner_text() == f"{total} of {total}"
+    page.locator("[data-filter=paper]").select_option("A")
+    page.locator("[data-filter=words]").fill("OCCURS nowhere")
+    assert shown.inner_text() == f"0 of {total}"
+    page.locator("[data-filter=words]").fill("vit-l about TEN")
+    count = page.locator("#scorecard tbody:visible").count()
+    assert 0 < count < page.locator("#scorecard tbody[data-paper=A]").count()
+    assert shown.inner_text() == f"{count} of {total}"
+    page.get_by_role("button", name="Show all").click()
+    assert shown.inner_text() == f"{total} of {total}"
+    page.locator("[data-filter=grade]").select_option("R")
+    page.evaluate("location.hash = 'claim-b1'")  # a badge's target shows, whatever the filters
+    page.wait_for_selector("#claim-b1", state="visible")
+
+
+def test_badges_lead_to_the_scorecard_and_back(site, visit):
+    page = visit(site / "notebooks/02_information_scrambling.html").page
+    badge = page.locator("a.vitscope-claim", has_text="A2 ·")
+    assert "papers' scale: " in badge.get_attribute("title")
+    badge.click()
+    page.wait_for_selector("#claim-a2")
+    assert page.url.endswith("09_scorecard.html#claim-a2")
+    page.locator("#claim-a2 th a").click()
+    page.wait_for_selector("a#claim-a2")
+    assert page.url.endswith("02_information_scrambling.html#claim-a2")
 
 
 def test_formulas_are_typeset_offline(site, visit):

@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vitscope.runs.book import build
+    from vitscope.runs.compare_runs import compare
     from vitscope.runs.record import Record
     from vitscope.runs.runner import run
     from vitscope.runs.session import Run, begin
 
-__all__ = ["Record", "Run", "begin", "build", "run"]
+__all__ = ["Record", "Run", "begin", "build", "compare", "run"]
 
 _HOMES = {
     "Record": "vitscope.runs.record",
     "Run": "vitscope.runs.session",
     "begin": "vitscope.runs.session",
     "build": "vitscope.runs.book",
+    "compare": "vitscope.runs.compare_runs",
     "run": "vitscope.runs.runner",
 }
 

@@ -32,6 +32,10 @@ from vitscope.runs.stage import stage
 Say = Callable[[str], None]
 _COMMAND = "from jupyter_book.cli.main import main; main()"
 _MOST_SHOWN = 40
+_TOOLS = (
+    "book", "gate", "gate_html", "stage", "offline_pages", "claim_badges", "claims", "verdicts",
+    "scorecard_html",
+)  # fmt: skip
 
 
 class BuildFailed(RuntimeError):
@@ -206,14 +210,14 @@ def _publish(
 
 
 def _tools(project: Project) -> str:
-    """Digest of what turns the staging tree into the site."""
+    """Digest of what turns the staging tree into the site: claims get their verdicts then."""
     here = Path(__file__).parent
-    files = [here / name for name in ("book.py", "gate.py", "gate_html.py", "stage.py")]
+    files = [here / f"{name}.py" for name in _TOOLS]
     versions = [
         f"{name} {hashing.installed(name)}"
         for name in ("jupyter-book", "myst-nb", "sphinx", "sphinx-book-theme")
     ]
-    return hashing.tree_digest((f.name, f) for f in files) + " ".join(versions)
+    return " ".join([hashing.tree_digest((f.name, f) for f in files), hashing.ledger_digest(), *versions])
 
 
 def _is_current(stamp_file: Path, sources: str, target: Path) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -97,8 +98,15 @@ def broken_links(page: BeautifulSoup, path: Path, root: Path) -> Iterator[str]:
 
 
 def _has_anchor(page: BeautifulSoup, path: Path, target: Path, name: str) -> bool:
-    there = page if target == path.resolve() else parse(target)
-    return there.find(id=name) is not None
+    if target == path.resolve():
+        return page.find(id=name) is not None
+    return name in _anchors(target, target.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=64)
+def _anchors(path: Path, mtime_ns: int) -> frozenset[str]:
+    """Every id of a page as it was at that time: many links lead to one page, which takes long to parse."""
+    return frozenset(str(element["id"]) for element in parse(path).find_all(id=True))
 
 
 def figure_problem(page: BeautifulSoup, name: str, alt: str) -> str | None:

@@ -2,8 +2,8 @@
 
 The key of a run is a digest over everything that can change its numbers: the notebook's cells, its
 parameters, the library's sources, the manifest of embedded data and weights, local files named as
-parameters, and the lock file with the interpreter and the torch that are really installed. jupyter-cache
-sees none of the last four.
+parameters, the ledger and its records where the notebook reads them, and the lock file with the interpreter
+and the torch that are really installed. jupyter-cache sees none of what follows the parameters.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from vitscope.runs.parameters import Parameters
 
 # Sources that never run in a kernel: a change here cannot change a number (a test checks that claim).
 OUTSIDE_KERNEL = (
-    "__main__.py", "cli.py", "data_command.py", "doctor.py", "listing.py", "terminal.py",
-    "runs/book.py", "runs/child.py", "runs/gate.py", "runs/gate_html.py",
+    "__main__.py", "cli.py", "course_command.py", "data_command.py", "doctor.py", "listing.py", "terminal.py",
+    "runs/book.py", "runs/child.py", "runs/claim_badges.py", "runs/compare_", "runs/editions.py",
+    "runs/gate.py", "runs/gate_html.py",
     "runs/preflight.py", "runs/process.py", "runs/runner.py", "runs/stage.py", "runs/worker.py",
 )  # fmt: skip
 KEY_LENGTH = 16
@@ -82,9 +83,18 @@ def data_digest() -> str:
     return sha256_text(json.dumps({name: entry["sha256"] for name, entry in sorted(files.items())}))
 
 
+def ledger_digest() -> str:
+    """SHA-256 over the ledger and the published records, which are of this project and in no manifest."""
+    from vitscope.data import embedded
+
+    root = embedded.root()
+    files = [root / "claims.yml", *sorted((root / "records").glob("*.json"))]
+    return tree_digest((file.relative_to(root).as_posix(), file) for file in files)
+
+
 def _local_files(parameters: Parameters, folder: Path) -> str:
-    """Content of weight files, and names, sizes and times in dataset folders, that a parameter points to."""
-    entries: list[tuple[str, str]] = []
+    """Content of weight files; names, sizes and times in folders; the ledger, where it is read."""
+    entries: list[tuple[str, str]] = [("ledger", ledger_digest())] if parameters.READS_LEDGER else []
     for text in parameters.named():
         path = folder / Path(text).expanduser()
         if path.is_file():

@@ -29,18 +29,20 @@ class ParameterError(ValueError):
 class Names:
     """Marks a field whose values name what is opened: a registry's entry, or a local file or folder."""
 
-    kind: Literal["backbone", "weights", "dataset", "annotated"]
+    kind: Literal["backbone", "weights", "dataset", "annotated", "records"]
 
 
 class Parameters(BaseModel):
     """Base of every notebook's parameters. Field defaults are the `course` profile.
 
-    `OVERRIDES` says what the other profiles change; `ALIASES` maps a singular name to the list it fills.
+    `OVERRIDES` says what the other profiles change; `ALIASES` maps a singular name to the list it fills;
+    `READS_LEDGER` is set where the ledger and the published records are read.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
     OVERRIDES: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     ALIASES: ClassVar[Mapping[str, str]] = {}
+    READS_LEDGER: ClassVar[bool] = False
 
     profile: Literal["smoke", "course", "colab", "paper"] = Field(
         "course", description="which group of values this run started from"

@@ -1,4 +1,4 @@
-"""What must be there before a kernel starts: every named backbone, weight file and dataset, found in seconds.
+"""What must be there before a kernel starts: every backbone, weight file, dataset and record that is named.
 
 All that is missing is listed at once. Nothing here falls back to another model, random weights or other data.
 """
@@ -43,6 +43,7 @@ def check(parameters: Parameters, folder: Path) -> None:
         ),
         *((_dataset, (name, folder)) for name in parameters.named("dataset")),
         *((_annotated, (name, folder)) for name in parameters.named("annotated")),
+        *((_records, (name, folder)) for name in parameters.named("records")),
     ]
     problems = []
     for function, arguments in checks:
@@ -104,6 +105,15 @@ def _annotated(name: str, folder: Path) -> None:
     from vitscope.dense.examples import require
 
     require(name, folder)
+
+
+def _records(name: str, folder: Path) -> None:
+    from vitscope.runs import claims
+
+    where = folder / Path(name).expanduser()
+    if not where.is_dir():
+        raise FileNotFoundError(f"no folder {name} with records; a folder beside you is written ./NAME")
+    claims.read_records(where)
 
 
 def _cached_dataset(path: str) -> bool:

@@ -21,8 +21,10 @@ from vitscope.runs.schema_dense import (
     EntmaxAttention,
     SemanticDiffusion,
 )
+from vitscope.runs.schema_first import InsideAViT
 from vitscope.runs.schema_frozen import FusionAblations, Recoverability, Shift, VerticalFusion
 from vitscope.runs.schema_layers import InformationScrambling, PhaseCurves
+from vitscope.runs.schema_ledger import Scorecard
 
 
 class DataAppendix(Parameters):
@@ -76,6 +78,7 @@ class ZooAppendix(Parameters):
 
 
 SCHEMAS: dict[str, type[Parameters]] = {
+    "00_inside_a_vit": InsideAViT,
     "01_phase_curves": PhaseCurves,
     "02_information_scrambling": InformationScrambling,
     "03_recoverability": Recoverability,
@@ -84,6 +87,7 @@ SCHEMAS: dict[str, type[Parameters]] = {
     "06_shift": Shift,
     "07_semantic_diffusion": SemanticDiffusion,
     "08_entmax_attention": EntmaxAttention,
+    "09_scorecard": Scorecard,
     "data_appendix": DataAppendix,
     "zoo_appendix": ZooAppendix,
 }

@@ -160,13 +160,16 @@ class Run:
         )
         _show_html(cards.figure_card(figure.name, self._facts(), data, figure.alt))
 
-    def table(self, data: pd.DataFrame, name: str, caption: str, *, precision: int = 3) -> None:
-        """Show a table with its caption, and keep its data beside the record."""
+    def table(
+        self, data: pd.DataFrame, name: str, caption: str, *, precision: int = 3, html: str | None = None
+    ) -> None:
+        """Show a table with its caption, and keep its data beside the record; `html` shows it otherwise."""
         self._open(name, [t.name for t in self._record.tables])
         text = self._keep(name, data, "tables")
         self._record.tables.append(self._shown(name, caption, text))
         caption = f"{caption} [{cards.SMOKE_TEXT}]" if self.is_smoke else caption
-        _show_html(cards.table(name, data, caption, precision=precision), {"vitscope": {"table": name}})
+        shown = html or cards.table(name, data, caption, precision=precision)
+        _show_html(shown, {"vitscope": {"table": name}})
 
     def not_applicable(self, kind: str, name: str, reason: str) -> None:
         """Stand in for a `"figure"` or `"table"` without meaning for this model or dataset, and say why."""
