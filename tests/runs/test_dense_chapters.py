@@ -6,7 +6,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from chapters import run_chapter
@@ -24,9 +23,8 @@ def small_variants(folder, prefix="", classes=3, seed=0) -> list[str]:
     for name, changes in VARIANTS.items():
         plain = Architecture(width=32, depth=3, heads=2, num_classes=classes)
         architecture = dataclasses.replace(plain, **changes)
-        torch.manual_seed(seed)
         file = folder / f"{prefix}{name}.safetensors"
-        write_weights(file, enliven(architecture.build().eval()), architecture)
+        write_weights(file, enliven(architecture.build().eval(), seed), architecture)
         files.append(str(file))
     return files
 
