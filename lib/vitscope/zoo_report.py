@@ -83,7 +83,7 @@ def self_supervised_curves(cards: Cards) -> plotting.Figure | None:
         {n: c for n, c in cards.items() if "knn_identity" in c["curve"][-1]},
         "knn_identity",
         1.0,
-        title="Finding the same emoji among 300 others, by the nearest of four renders",
+        title="Finding an emoji among 300, by the nearest of four renders of each",
         label="identity, nearest neighbour (%)",
         name="self_supervised_curves",
     )

@@ -36,7 +36,7 @@ def train(
 ) -> None:
     """Train one model of the zoo; a second call continues where the last one stopped.
 
-    Runs on several devices by the same command under torchrun.
+    All but clip_names run on several devices too, by the same command under torchrun.
     """
     if name not in RECIPES:
         raise typer.BadParameter(f"unknown model {name!r}; there are {', '.join(RECIPES)}")

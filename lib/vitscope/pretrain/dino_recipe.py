@@ -16,7 +16,7 @@ class DinoRecipe(SupervisedRecipe):
 
     `images` counts samples, each with two global and `local_crops` local views. With `views="renders"` the
     two global views come from two renders of one emoji, whose pose, light and background differ; with "crops"
-    both are cut from one render, and a small model then learns the shared background first.
+    both are cut from one render and share its background, a shortcut past the emoji.
 
     Shares (`warmup`, `freeze_last`, `teacher_warmup`, `alarm_after`) are fractions of the run. Scales of
     crops are shares of the picture's area, sizes are pixels; without `global_size` global crops have the
