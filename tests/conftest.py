@@ -19,6 +19,7 @@ os.environ |= {
     "MPLBACKEND": "Agg",
 }
 
+import jaxtyping
 import pytest
 import torch
 
@@ -69,3 +70,11 @@ def _is_local(host: object) -> bool:
     except ValueError:
         return False
     return parsed.is_loopback or parsed.is_unspecified
+
+
+@pytest.fixture
+def no_axis_check() -> Iterator[None]:
+    """What users get: under pytest the check of axis names would speak before our own messages."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

@@ -79,7 +79,7 @@ def test_equal_patches_have_equal_scores():
         (torch.ones(2, 4), torch.zeros(2, 5, 4), "patch tokens of norm zero"),
     ],
 )
-def test_cls_scores_refuse(cls, patches, message):
+def test_cls_scores_refuse(cls, patches, message, no_axis_check):
     with pytest.raises(ValueError, match=message):
         cls_scores(cls, patches)
 
@@ -220,7 +220,7 @@ def test_any_box_owns_the_union():
         (torch.ones(1, 4), torch.zeros(1, 4), {"rule": "middle"}, "rule must be one of.*'middle'"),
     ],
 )
-def test_point_in_box_refuses(scores, boxes, keywords, message):
+def test_point_in_box_refuses(scores, boxes, keywords, message, no_axis_check):
     with pytest.raises(ValueError, match=message):
         point_in_box(scores, boxes, (2, 2), **keywords)
 
@@ -351,12 +351,12 @@ def test_crop_boxes_of_absent_objects_stay_absent():
         (torch.zeros(2, 4), torch.ones(2, 2), 5, "from 1 to resize = 5 pixels wide, got 6"),
     ],
 )
-def test_crop_box_refuses(boxes, sizes, resize, message):
+def test_crop_box_refuses(boxes, sizes, resize, message, no_axis_check):
     with pytest.raises(ValueError, match=message):
         crop_box(boxes, sizes, resize=resize, crop=6)
 
 
-def test_single_small_is_one_object_strictly_below_the_limit():
+def test_single_small_is_one_object_strictly_below_the_limit(no_axis_check):
     sizes = torch.tensor([[20, 10]] * 4)
     box = {"below": [0, 0, 7, 7], "equal": [0, 0, 10, 5], "gone": [NAN] * 4}
     rows = [["below", "gone"], ["equal", "gone"], ["below", "below"], ["gone", "gone"]]

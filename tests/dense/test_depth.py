@@ -247,7 +247,7 @@ def test_few_steps_are_warned_of(world):
         ({"lr": 0.0}, "lr above 0.*lr=0.0"),
     ],
 )
-def test_what_does_not_fit_is_refused(world, change, message):
+def test_what_does_not_fit_is_refused(world, change, message, no_axis_check):
     train, maps, test, truth = world
     given = {"train_tokens": train, "train_depth": maps, "test_tokens": test, "test_depth": truth}
     with pytest.raises(ValueError, match=message):

@@ -73,7 +73,7 @@ def test_equal_attention_keeps_the_lowest_patches_and_exact_masses():
         (torch.tensor([[[1.0, 1.0], [0.0, 0.0]]]), 0.6, "no attention to any patch in image 0, head 1"),
     ],
 )
-def test_attention_masks_refuse(attention, mass, message):
+def test_attention_masks_refuse(attention, mass, message, no_axis_check):
     with pytest.raises(ValueError, match=message):
         attention_masks(attention, mass)
 
@@ -154,7 +154,7 @@ def test_the_border_rule_decides_by_the_rim_and_not_by_size():
         ),
     ],
 )
-def test_pca_masks_refuse(patches, grid, keywords, message):
+def test_pca_masks_refuse(patches, grid, keywords, message, no_axis_check):
     with pytest.raises(ValueError, match=message):
         pca_masks(patches, grid, **keywords)
 
@@ -197,7 +197,7 @@ def test_class_numbers_count_as_object_whatever_they_are():
         (-torch.ones(1, 4, 4, dtype=torch.int64), (2, 2), "class numbers from 0"),
     ],
 )
-def test_coverage_refuses(mask, grid, message):
+def test_coverage_refuses(mask, grid, message, no_axis_check):
     with pytest.raises(ValueError, match=message):
         patch_coverage(mask, grid)
 
@@ -257,7 +257,7 @@ def test_images_without_an_object_are_left_out_and_counted():
         (torch.ones(2, 4) > 0, torch.ones(2, 4, 4) > 0, (2, 3), r"got \(2, 3\)"),
     ],
 )
-def test_iou_refuses(guess, target, grid, message):
+def test_iou_refuses(guess, target, grid, message, no_axis_check):
     with pytest.raises(ValueError, match=message):
         mask_iou(guess, target, grid)
 
@@ -281,7 +281,7 @@ def test_the_head_with_the_planted_object_is_chosen():
         (torch.ones(0, 3), r"no image with an object.*\(0, 3\)"),
     ],
 )
-def test_best_head_refuses(iou, message):
+def test_best_head_refuses(iou, message, no_axis_check):
     with pytest.raises(ValueError, match=message):
         best_head(iou)
 

@@ -108,7 +108,7 @@ def test_groups_widen_the_interval():
         ({"train_ids": range(9), "test_ids": range(40)}, r"one id per image is needed: \(9,\) for 90"),
     ],
 )
-def test_what_does_not_fit_is_refused(change, message):
+def test_what_does_not_fit_is_refused(change, message, no_axis_check):
     train, labels, test, _ = world()
     given = {"train_features": train, "train_labels": labels, "test_features": test, "k": 20}
     with pytest.raises(ValueError, match=message):

@@ -74,7 +74,7 @@ def test_single_entry_is_its_scores_scaled_to_percentiles():
 def test_maps_are_row_by_row_of_the_grid():
     x = tokens(images=1)
     x[0, 7] += 200 * rotation(1, 6, 3)[0]  # row 1, column 3 of 3 x 4
-    away = np.abs(pca_rgb(x, GRID, percentiles=(0, 100)).rgb[0, ..., 0] - 0.5)
+    away = np.abs(pca_rgb(x, GRID, percentiles=(0.0, 100.0)).rgb[0, ..., 0] - 0.5)
     assert np.unravel_index(away.argmax(), GRID) == (1, 3)
 
 
@@ -150,6 +150,6 @@ def test_outliers_do_not_take_the_colours():
         (tokens(), GRID, {"percentiles": (99, 1)}, r"low < high, got \(99, 1\)"),
     ],
 )
-def test_pca_rgb_refuses(given, grid, keywords, message):
+def test_pca_rgb_refuses(given, grid, keywords, message, no_axis_check):
     with pytest.raises(ValueError, match=message):
         pca_rgb(given, grid, **keywords)

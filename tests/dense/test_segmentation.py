@@ -343,7 +343,7 @@ def spoiled(world, **more):
         ({"steps": 0}, "steps and batch must be at least 1"),
     ],
 )
-def test_what_does_not_fit_is_refused(world, change, message):
+def test_what_does_not_fit_is_refused(world, change, message, no_axis_check):
     with pytest.raises(ValueError, match=message):
         spoiled(world, **change)
 
@@ -372,7 +372,7 @@ def test_a_head_refuses_tokens_it_was_not_fitted_on(world):
 
 
 @pytest.mark.parametrize("counts", [torch.zeros(2, 2).long(), torch.tensor([[1, -1], [0, 1]])])
-def test_counts_that_are_none_are_refused(counts):
+def test_counts_that_are_none_are_refused(counts, no_axis_check):
     with pytest.raises(ValueError, match="counts of at least one pixel"):
         segmentation_scores(counts)
     with pytest.raises(ValueError, match=r"whole pixel counts \[..., C, C\]"):

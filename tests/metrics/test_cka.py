@@ -1,9 +1,7 @@
 """CKA: against explicit HSIC in float64, known answers, splitting of the stream, refusals."""
 
 import math
-from collections.abc import Iterator
 
-import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -22,14 +20,6 @@ def related(images=40, widths=(6, 9), *, seed=0) -> tuple[torch.Tensor, torch.Te
         common @ normal(3, width, seed=seed + width) + normal(images, width, seed=seed + 2 * width)
         for width in widths
     )
-
-
-@pytest.fixture
-def no_axis_check() -> Iterator[None]:
-    """What users get: under pytest the check of axis names would speak before our own messages."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def slow_biased_hsic(k: np.ndarray, el: np.ndarray) -> float:

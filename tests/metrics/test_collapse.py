@@ -1,9 +1,7 @@
 """Neural collapse: against explicit covariance matrices in float64, exact simplexes, refusals."""
 
 import math
-from collections.abc import Iterator
 
-import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -40,14 +38,6 @@ def simplex(classes: int, width: int, *, seed=0) -> torch.Tensor:
     flat = torch.linalg.svd(corners)[2][: classes - 1]  # C − 1 directions hold them
     turned = torch.linalg.qr(normal(width, classes - 1, seed=seed))[0]
     return corners @ flat.T @ turned.T + normal(width, seed=seed + 1)
-
-
-@pytest.fixture
-def no_axis_check() -> Iterator[None]:
-    """What users get: under pytest the check of axis names would speak before our own messages."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 class Slow:

@@ -1,10 +1,8 @@
 """Semantic diffusion: known answers, double loops in float64, extremes, refusals."""
 
 import math
-from collections.abc import Iterator
 from itertools import combinations
 
-import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -23,14 +21,6 @@ GRID = (6, 6)
 
 def normal(*shape, seed=0, dtype=torch.float32) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
-
-
-@pytest.fixture
-def no_axis_check() -> Iterator[None]:
-    """What users get: under pytest the check of axis names would speak before our own messages."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 # --- kinds and distance -------------------------------------------------------------------------------

@@ -1,10 +1,8 @@
 """Leakage: planted, counted by hand, at luck where nothing leaks, refusals."""
 
 import math
-from collections.abc import Iterator
 from functools import partial
 
-import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -40,14 +38,6 @@ def planted(images: int, seed: int, reach=(0, 1, 99)) -> tuple[torch.Tensor, tor
     noise = normal(len(reach), images, 36, WIDTH, seed=seed)
     states = [n + signal * (away <= r)[..., None] for n, r in zip(noise, reach, strict=True)]
     return torch.stack(states), labels, coverage
-
-
-@pytest.fixture
-def no_axis_check() -> Iterator[None]:
-    """What users get: under pytest the check of axis names would speak before our own messages."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture(scope="module")

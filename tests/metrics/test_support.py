@@ -1,10 +1,8 @@
 """Reach of attention: double loops in float64, known maps, capture of a model, refusals."""
 
 import math
-from collections.abc import Iterator
 from functools import partial
 
-import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -33,14 +31,6 @@ def sparse_maps(images=4, heads=2, *, seed=0) -> torch.Tensor:
     raw = torch.randn(images, heads, TOKENS, TOKENS, generator=torch.Generator().manual_seed(seed)).relu()
     raw[..., 0] += 0.1
     return raw / raw.sum(-1, keepdim=True)
-
-
-@pytest.fixture
-def no_axis_check() -> Iterator[None]:
-    """What users get: under pytest the check of axis names would speak before our own messages."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def entropy(row) -> float:

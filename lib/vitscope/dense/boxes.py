@@ -38,7 +38,7 @@ class PointInBox:
     counts the others by reason.
     """
 
-    rate: np.ndarray
+    rate: np.ndarray | np.float64
     hits: np.ndarray
     patch: np.ndarray
     chance: float

@@ -8,7 +8,7 @@ heads are chosen on training images (`best_head`), the side by who owns less of 
 from typing import Literal, NamedTuple, get_args
 
 import torch
-from jaxtyping import Bool, Float, Num
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from vitscope.dense.pca import principal
@@ -67,7 +67,7 @@ def pca_masks(
     foreground: Foreground = "border",
     *,
     threshold: Threshold = "otsu",
-    target: Num[Tensor, "N P"] | None = None,
+    target: Shaped[Tensor, "N P"] | None = None,
 ) -> PcaMasks:
     """Masks from the first principal component of all patches of all images, for each state by itself.
 
@@ -136,7 +136,7 @@ def _otsu(values: Tensor) -> float:
     return float((x[at] + x[at + 1]) / 2)
 
 
-def patch_coverage(mask: Num[Tensor, "N h w"] | Bool[Tensor, "N h w"], grid: tuple[int, int]) -> Tensor:
+def patch_coverage(mask: Shaped[Tensor, "N h w"], grid: tuple[int, int]) -> Tensor:
     """Share of each patch that the object covers, [N, P] in float64, row by row of the grid.
 
     `mask`: true, or a class number above 0, on the object. Exact by area also where the grid does not divide
@@ -178,7 +178,7 @@ class MaskIoU(NamedTuple):
 
 def mask_iou(
     predicted: Bool[Tensor, "*S N P"],
-    target: Num[Tensor, "N P"] | Bool[Tensor, "N h w"],
+    target: Shaped[Tensor, "N P"] | Bool[Tensor, "N h w"],
     grid: tuple[int, int] | None = None,
 ) -> MaskIoU:
     """Jaccard index |A ∩ B| / |A ∪ B| of each image.
