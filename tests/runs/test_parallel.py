@@ -209,6 +209,19 @@ class TestPlan:
         books.build("smoke", project=book.project, jobs=2)
         assert [name for name, _ in started] == ["tiny", "second", "third"]
 
+    def test_what_never_ran_here_is_as_long_as_published(self, book, started, monkeypatch):
+        self.known(monkeypatch, tiny=1.0)
+        records = [
+            SimpleNamespace(notebook=name, profile=profile, volatile=SimpleNamespace(seconds=seconds))
+            for name, profile, seconds in (
+                ("second", "smoke", 2.0), ("second", "smoke", 1.5), ("second", "course", 99.0),
+                ("third", "smoke", 3.0), ("tiny", "smoke", 9.0),
+            )
+        ]  # fmt: skip
+        monkeypatch.setattr(books, "published_records", lambda: records)
+        books.build("smoke", project=book.project, jobs=2)
+        assert [name for name, _ in started] == ["third", "second", "tiny"]
+
     @pytest.mark.parametrize(
         ("cores", "gpu", "jobs", "threads"),
         [(4, False, None, 1), (8, False, None, 2), (2, False, None, 1), (8, True, None, 8), (8, True, 4, 2)],

@@ -25,6 +25,7 @@ from pydantic import BaseModel
 
 from vitscope.runs import gate, hashing, runner
 from vitscope.runs.child import Progress
+from vitscope.runs.claims import published_records
 from vitscope.runs.layout import Project
 from vitscope.runs.parameters import ParameterError
 from vitscope.runs.stage import stage
@@ -164,8 +165,18 @@ def _run_all(
 
 
 def _longest_first(waiting: Mapping[str, runner.Job]) -> list[str]:
-    """Pages by what they last took, so that none runs alone at the end; those that never ran come first."""
-    seconds = {page: job.last_seconds() for page, job in waiting.items()}
+    """Pages by what they last took, so that none runs alone at the end; those of unknown length come first.
+
+    What never ran here is taken to be as long as the published records say; their machines matter little.
+    """
+    published: dict[tuple[str, str], float] = {}
+    for record in published_records():
+        name = record.notebook, record.profile
+        published[name] = max(published.get(name, 0.0), record.volatile.seconds)
+    seconds = {
+        page: job.last_seconds() or published.get((job.name, job.parameters.profile))
+        for page, job in waiting.items()
+    }
     return sorted(seconds, key=lambda page: -(seconds[page] or float("inf")))
 
 
