@@ -34,13 +34,21 @@ _DINO = {
     )
     for name, changes in VARIANTS.items()
 }
+# What two renders of an emoji are for: a third of the training of dino_softmax, with views of two renders and
+# with views of one, which share its background.
+_VIEWS = {
+    f"dino_{views}": replace(
+        _DINO["dino_softmax"], views=views, images=51_200, snapshots=(), monitor_every=6_400
+    )
+    for views in ("renders", "crops")
+}
 # The paper's scale: ViT-S/16 on a folder such as ImageNet's, with either attention
 _DINO_VITS16 = {
     f"dino_vits16_{name}": replace(DINO_VITS16, architecture=replace(DINO_VITS16.architecture, **changes))
     for name, changes in VARIANTS.items()
 }
 
-RECIPES: dict[str, SupervisedRecipe] = {**zoo.RECIPES, **_DINO, **_DINO_VITS16}
+RECIPES: dict[str, SupervisedRecipe] = {**zoo.RECIPES, **_DINO, **_VIEWS, **_DINO_VITS16}
 
 
 def published_name(name: str, seed: int) -> str:
