@@ -77,7 +77,7 @@ def training_curves(cards: Cards, *, name: str = "training_curves") -> plotting.
     )
 
 
-def self_supervised_curves(cards: Cards) -> plotting.Figure | None:
+def self_supervised_curves(cards: Cards, *, name: str = "self_supervised_curves") -> plotting.Figure | None:
     """k-NN accuracy of the teacher against images seen, of the models that learned without labels."""
     return _curves(
         {n: c for n, c in cards.items() if "knn_identity" in c["curve"][-1]},
@@ -85,7 +85,7 @@ def self_supervised_curves(cards: Cards) -> plotting.Figure | None:
         1.0,
         title="Finding an emoji among 300, by the nearest of four renders of each",
         label="identity, nearest neighbour (%)",
-        name="self_supervised_curves",
+        name=name,
     )
 
 

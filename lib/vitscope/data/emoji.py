@@ -65,9 +65,17 @@ class Recipe:
 
 
 def render(
-    numbers: np.ndarray, ids: np.ndarray, *, style: str, seed: int, recipe: Recipe = Recipe()
+    numbers: np.ndarray,
+    ids: np.ndarray,
+    *,
+    style: str,
+    seed: int,
+    recipe: Recipe = Recipe(),
+    backgrounds: np.ndarray | None = None,
 ) -> torch.Tensor:
     """Pictures of the identities `numbers`, uint8 [N, 3, size, size].
+
+    `backgrounds` are sample ids whose background is taken in place of the picture's own.
 
     Each picture depends on its identity, its sample id and `seed` alone, so it is bit-equal in any batch,
     order, worker or thread count on one machine: the parameters come from a counter-based generator and
@@ -77,8 +85,11 @@ def render(
     numbers, ids = np.asarray(numbers), np.asarray(ids)
     if numbers.shape != ids.shape or numbers.ndim != 1:
         raise ValueError(f"one id per identity number is needed, got {numbers.shape} and {ids.shape}")
+    behind = ids if backgrounds is None else np.asarray(backgrounds)
+    if behind.shape != ids.shape:
+        raise ValueError(f"one background per picture is needed, got {behind.shape} for {ids.shape}")
     u = uniforms(seed, ids, 18)
-    canvas = background_canvas(u[:, :7], recipe)
+    canvas = background_canvas(uniforms(seed, behind, 18)[:, :7], recipe)
     foreground, alpha = place(sprites(style)[torch.from_numpy(numbers)], u[:, 7:12], recipe)
     light = lighting(u[:, 12:18], recipe)
     picture = (canvas * (1 - alpha) + foreground) * light

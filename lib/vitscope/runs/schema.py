@@ -59,7 +59,13 @@ class ZooAppendix(Parameters):
 
     ALIASES: ClassVar = {"backbone": "backbones"}
     OVERRIDES: ClassVar = {
-        "smoke": {"backbones": ["twin_s"], "variants": SELF_SUPERVISED[:1], "images": 64},
+        "smoke": {
+            "backbones": ["twin_s"],
+            "variants": SELF_SUPERVISED[:1],
+            "views": ["dino_crops"],
+            "pairs": 40,
+            "images": 64,
+        },
         "course": {},
         "colab": {},
         "paper": {},
@@ -69,6 +75,13 @@ class ZooAppendix(Parameters):
     variants: Annotated[list[str], Names("backbone")] = Field(
         [*VARIANTS, *REPEATS, *SELF_SUPERVISED],
         description="further models of the zoo, shown by their cards alone; may be empty",
+    )
+    views: Annotated[list[str], Names("backbone")] = Field(
+        ["dino_renders", "dino_crops"],
+        description="models of one training that differ in where its views come from; may be empty",
+    )
+    pairs: int = Field(
+        1000, ge=20, le=1291, description="emoji whose likeness and background are compared for `views`"
     )
     images: int = Field(
         1000, ge=20, le=100_000, description="fresh renders on which the accuracy of `backbones` is checked"
