@@ -46,6 +46,24 @@ def test_without_a_folder_nothing_is_kept(tmp_path, monkeypatch, twin, images):
     assert files(tmp_path) == []
 
 
+def test_a_cache_counts_pictures_and_whose_they_were(tmp_path, twin, images):
+    def counts(cache, pictures):
+        features.features(twin, pictures, norm="none", folder=cache)
+        return cache.computed, cache.found
+
+    few = images.limited(8)
+    one, other, nowhere = (features.FeatureCache(folder) for folder in (tmp_path, tmp_path, None))
+    assert counts(one, images) == (12, 0)
+    assert counts(one, few) == (20, 0)
+    assert counts(one, images) == (20, 12)
+    assert counts(other, few) == (0, 8)
+    assert counts(nowhere, few) == (8, 0)
+    assert counts(nowhere, few) == (16, 0)
+    for path in files(tmp_path):
+        path.write_bytes(b"broken")
+    assert counts(other, few) == (8, 8)
+
+
 def test_the_key_covers_whatever_changes_a_number(twin, images):
     keys = [
         features.key(twin, images, norm="none"),

@@ -230,7 +230,7 @@ def test_a_folder_of_records_is_found_and_checked_before_a_kernel_starts(tmp_pat
     (tmp_path / "mine" / "record.json").write_text("{}")
     with pytest.raises(preflight.PreflightError, match=r"no folder yours with records; .* written \./NAME"):
         preflight.check(resolve("09_scorecard", overrides={"records": "yours"}), tmp_path)
-    with pytest.raises(preflight.PreflightError, match=r"record\.json is no record: notebook: Field"):
+    with pytest.raises(preflight.PreflightError, match=r"record\.json is JSON, but no record"):
         preflight.check(resolve("09_scorecard", overrides={"records": "mine"}), tmp_path)
 
 

@@ -2,7 +2,8 @@
 
 The name of a file is a digest of all that can change a number in it: weights, pictures, preprocessing, norm,
 number type, device, torch, and the sources of the code that computes them. A file is written aside and moved,
-so processes may share a folder; one that cannot be read, or holds something else, is computed again.
+so processes may share a folder; one that cannot be read, or holds something else, is computed again. A
+`FeatureCache` is such a folder that counts what was computed and what was found.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import hashlib
 import json
 import os
 import uuid
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -26,6 +28,23 @@ from vitscope.data.images import Images
 FORMAT = "vitscope-features-1"
 KEPT = ("cls", "patch_mean")
 _SOURCES = ("capture.py", "reductions.py", "source.py", "transforms.py", "data/images.py", "data/emoji.py")
+
+
+@dataclass
+class FeatureCache:
+    """A folder for features that counts pictures: those whose features were `computed`, those `found`.
+
+    One belongs to one run, which hands it to whatever asks for features. `folder` None keeps nothing, so
+    that everything is computed and counted as such.
+    """
+
+    folder: Path | None
+    computed: int = 0
+    found: int = 0
+
+
+Cache = FeatureCache | Path | None
+"""Where features are kept: a folder, one that counts, or nowhere."""
 
 
 def key(backbone: Backbone, images: Images, *, norm: str) -> str:
@@ -55,7 +74,7 @@ def features(
     images: Images,
     *,
     norm: str,
-    folder: Path | None,
+    folder: Cache,
     batch_size: int | str = "auto",
 ) -> Capture:
     """CLS and mean patch token of every state: a `Capture` of these two, from `folder` if they are there.
@@ -63,14 +82,16 @@ def features(
     `folder` None computes and keeps nothing. Labels and ids are always those of `images`; what is cached are
     numbers. Errors: as `capture`.
     """
-    if folder is None:
-        return capture(backbone, images, norm=norm, reductions=KEPT, batch_size=batch_size)
-    path = folder / f"{key(backbone, images, norm=norm)}.safetensors"
-    found = _read(path, backbone, images, norm)
-    if found is None:
-        found = capture(backbone, images, norm=norm, reductions=KEPT, batch_size=batch_size)
-        _write(path, found, backbone, images)
-    return found
+    cache = folder if isinstance(folder, FeatureCache) else FeatureCache(folder)
+    path = cache.folder and cache.folder / f"{key(backbone, images, norm=norm)}.safetensors"
+    if path and (found := _read(path, backbone, images, norm)) is not None:
+        cache.found += len(images)
+        return found
+    computed = capture(backbone, images, norm=norm, reductions=KEPT, batch_size=batch_size)
+    if path:
+        _write(path, computed, backbone, images)
+    cache.computed += len(images)
+    return computed
 
 
 def _read(path: Path, backbone: Backbone, images: Images, norm: str) -> Capture | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -18,7 +17,7 @@ from torch import Tensor
 from vitscope import data
 from vitscope.backbones import Backbone
 from vitscope.data.images import Images
-from vitscope.features import features
+from vitscope.features import Cache, features
 
 Tokens = Literal["cls", "patch_mean"]
 INDEPENDENT = ("identity", "scene")
@@ -66,7 +65,7 @@ class Task:
             return None
         return groups
 
-    def tested_on(self, backbone: Backbone, images: Images, *, cache: Path | None = None) -> Task:
+    def tested_on(self, backbone: Backbone, images: Images, *, cache: Cache = None) -> Task:
         """The same training part with another test set, whose classes are matched by name.
 
         Raises ValueError for a backbone other than the task's, and for a set none of whose classes the task
@@ -92,7 +91,7 @@ def load(
     seed: int,
     norm: str = "none",
     tokens: Tokens = "cls",
-    cache: Path | None = None,
+    cache: Cache = None,
 ) -> tuple[Task, dict[str, Images]]:
     """Capture a backbone on both splits of a dataset, or find its features in `cache`.
 
@@ -113,7 +112,7 @@ def make(
     *,
     norm: str = "none",
     tokens: Tokens = "cls",
-    cache: Path | None = None,
+    cache: Cache = None,
 ) -> Task:
     """The task of two image sets, whose classes are matched by name.
 
@@ -134,7 +133,7 @@ def make(
 
 
 def block_states(
-    backbone: Backbone, images: Images, *, tokens: Tokens, norm: str, cache: Path | None = None
+    backbone: Backbone, images: Images, *, tokens: Tokens, norm: str, cache: Cache = None
 ) -> Float[Tensor, "L N D"]:
     """One token of the states 1 … L of every picture; labels play no part. Errors: as `capture`."""
     captured = features(backbone, images, norm=norm, folder=cache)
@@ -144,7 +143,7 @@ def block_states(
 
 
 def _part(
-    backbone: Backbone, images: Images, classes: set[str], tokens: Tokens, norm: str, cache: Path | None
+    backbone: Backbone, images: Images, classes: set[str], tokens: Tokens, norm: str, cache: Cache
 ) -> Part:
     names = np.asarray(images.classes, dtype=str)[images.labels]
     chosen = np.flatnonzero(np.isin(names, sorted(classes)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -15,6 +14,7 @@ from vitscope.backbones import Backbone
 from vitscope.capture import Capture, capture
 from vitscope.conditions import Condition
 from vitscope.data.images import Images
+from vitscope.features import Cache
 from vitscope.features import features as cached_features
 from vitscope.intervals import bootstrap_mean
 from vitscope.probes import ProbeSet, fit_probes
@@ -51,7 +51,7 @@ def capture_all(
     norm: str,
     attention: Callable[[Backbone], Mapping[str, MapStatistic]] | None = None,
     batch_size: int | str = "auto",
-    cache: Path | None = None,
+    cache: Cache = None,
 ) -> dict[str, dict[str, Capture]]:
     """Capture both parts with each backbone: name of backbone -> "train" | "test" -> `Capture`.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -20,6 +19,7 @@ from vitscope.comparison import BEST, LAST, ORACLE, Comparison, compare
 from vitscope.data import shifts
 from vitscope.data.images import Images
 from vitscope.estimates import Estimate, divided, estimate
+from vitscope.features import Cache
 from vitscope.intervals import Interval
 from vitscope.shifted_sets import ShiftedSet
 
@@ -65,7 +65,7 @@ def measure(
     seed: int,
     norm: str = "none",
     tokens: frozen.Tokens = "cls",
-    cache: Path | None = None,
+    cache: Cache = None,
 ) -> dict[str, list[UnderShift]]:
     """Fit the heads `METHODS` to each set's clean training part, and test them on all its test parts.
 
@@ -87,7 +87,7 @@ def measure(
     return found
 
 
-def _tested(backbone: Backbone, one: ShiftedSet, fitted: Comparison, cache: Path | None) -> UnderShift:
+def _tested(backbone: Backbone, one: ShiftedSet, fitted: Comparison, cache: Cache) -> UnderShift:
     def on(part: Images) -> Comparison:
         return fitted.tested_on(fitted.task.tested_on(backbone, part, cache=cache))
 

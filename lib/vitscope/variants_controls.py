@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -22,6 +21,7 @@ from vitscope.attention import swap_attention
 from vitscope.backbones import Backbone, TimmViT, describe
 from vitscope.capture import capture
 from vitscope.dense_layers import Pair
+from vitscope.features import Cache
 from vitscope.metrics.support import zero_share
 from vitscope.phase_report import Reported
 from vitscope.transforms import Transform
@@ -97,7 +97,7 @@ def under_control(
     *,
     norm: str,
     seed: int,
-    cache: Path | None = None,
+    cache: Cache = None,
 ) -> dict[tuple[str, str], Found]:
     """By kind and model: recognition, patches of the first set with masks, and attention there.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from vitscope.dense_layers import Pair, Part, depth_bounds, prepared
 from vitscope.diffusion_attention import Attention, attention
 from vitscope.diffusion_curves import Curve
 from vitscope.errors import unknown
+from vitscope.features import Cache
 from vitscope.probes import fit_probes
 from vitscope.variants import Family, Variant
 
@@ -139,7 +139,7 @@ def measure(
     *,
     norm: str,
     seed: int,
-    cache: Path | None = None,
+    cache: Cache = None,
     short: bool = False,
 ) -> Found:
     """Everything of one model; `short`: recognition, and the patches of the first set with masks alone.
@@ -184,7 +184,7 @@ def measure(
 
 
 def recognise(
-    backbone: Backbone, train: Images, test: Images, *, norm: str, seed: int, cache: Path | None
+    backbone: Backbone, train: Images, test: Images, *, norm: str, seed: int, cache: Cache
 ) -> tuple[dict[Key, Curve], dict[Key, float], list[str]]:
     """Accuracy (%) of a linear probe and of weighted k-NN on CLS of the last state (or the mean patch)."""
     task = frozen.make(backbone, train, test, norm=norm, cache=cache)

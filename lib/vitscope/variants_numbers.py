@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from vitscope import variants_measure
 from vitscope.dense_layers import Pair
 from vitscope.estimates import Estimate
+from vitscope.features import Cache
 from vitscope.phase_report import Reported
 from vitscope.shift_numbers import reported
 from vitscope.variants import Family
@@ -78,7 +78,7 @@ def measure(
     *,
     norm: str,
     seed: int,
-    cache: Path | None = None,
+    cache: Cache = None,
 ) -> Measured:
     """Measure all models of a family, one after the other. Errors: as `variants_measure.measure`."""
     options: dict[str, Any] = {"norm": norm, "seed": seed, "cache": cache}

@@ -15,6 +15,7 @@ PAGES = [
     "book/teaching",
     "book/architecture",
     "book/references",
+    "book/statistics",
     "notebooks/00_inside_a_vit",
     "notebooks/01_phase_curves",
     "notebooks/02_information_scrambling",

@@ -90,7 +90,8 @@ def test_stage_keeps_the_repositorys_paths(built):
     book, _ = built
     staged = book.project.state / "book" / "stage"
     files = sorted(p.relative_to(staged).as_posix() for p in staged.rglob("*") if p.is_file())
-    assert files == ["_config.yml", "_toc.yml", "book/intro.md", "notebooks/tiny.ipynb"]
+    ours = ["_config.yml", "_toc.yml", "book/intro.md", "notebooks/tiny.ipynb"]
+    assert files == [*ours, "statistics.json"]  # the records of the runs, for the page that shows them
 
 
 def test_warnings_stop_the_build_and_the_old_site_stays(built):

@@ -145,6 +145,29 @@ def test_every_key_is_well_formed_and_one_that_its_chapter_reports():
                 assert setting.fill(key) in known, (claim.id, key)
 
 
+def test_every_key_of_the_twins_is_in_every_published_record_of_its_notebook():
+    published = claims.published_records()
+    for claim in LEDGER.claims:
+        setting = claim.settings["twin"]
+        keys = {setting.fill(key) for clause in setting.clauses for key in clause.keys}
+        ours = [r for r in published if (r.notebook, r.profile) == (setting.notebook, setting.profile)]
+        assert len({r.parameters["seed"] for r in ours}) >= 3, claim.id
+        for record in ours:
+            assert keys <= set(record.numbers), (claim.id, sorted(keys - set(record.numbers)))
+
+
+def test_keys_of_the_papers_scale_are_measures_that_their_notebook_reports():
+    published = claims.published_records()
+    for claim in LEDGER.claims:
+        twin, paper = claim.settings["twin"], claim.settings["paper"]
+        reported = {key for r in published if r.notebook == paper.notebook for key in r.numbers}
+        for key in (key for clause in paper.clauses for key in clause.keys):
+            roles = set(re.findall(r"\{([^{}]*)\}", key))
+            if not roles <= set(twin.models) or twin.fill(key) not in reported:
+                # a model without a twin, or other pictures: the measure must be one that the notebook reports
+                assert any(name.startswith(key.split(".")[0] + ".") for name in reported), (claim.id, key)
+
+
 def test_paper_clauses_are_the_twin_clauses_without_the_depth_series():
     for claim in LEDGER.claims:
         twin, paper = claim.settings["twin"], claim.settings["paper"]
@@ -248,6 +271,10 @@ def test_targets(tmp_path, rule, target):
         ({"value": {"left": "a", "minis": "b"}}, "minis: Extra inputs"),
         ({"weight": 2}, "weight: Extra inputs"),
         ({"absent": "holds"}, "'undecided' or 'fails'"),
+        ({"value": ""}, "key '': expected lower-case letters"),
+        ({"says": ""}, "at least 1 character"),
+        ({"rule": None}, "unknown rule; expected exactly one of"),
+        ({"rule": {}}, "unknown rule; expected exactly one of"),
     ],
 )
 def test_clauses_that_are_refused(tmp_path, changes, said):
@@ -256,14 +283,59 @@ def test_clauses_that_are_refused(tmp_path, changes, said):
     assert "claim B3.settings.twin" in str(error.value)
 
 
+def test_a_clause_without_a_rule_or_without_a_key_and_a_setting_without_clauses(tmp_path):
+    for lost, said in (
+        ("rule", r"claim B3\.settings\.twin\.clauses\.0\.rule: Field required"),
+        ("value", r"claim B3\.settings\.twin\.clauses\.0: .*every other rule needs a `value`"),
+        ("says", r"claim B3\.settings\.twin\.clauses\.0\.says: Field required"),
+    ):
+        content = copy.deepcopy(GOOD)
+        del content["claims"][0]["settings"]["twin"]["clauses"][0][lost]
+        with pytest.raises(ClaimError, match=said):
+            claims.load(write(tmp_path, content))
+    content = copy.deepcopy(GOOD)
+    content["claims"][0]["settings"]["paper"]["clauses"] = []
+    with pytest.raises(ClaimError, match=r"claim B3\.settings\.paper\.clauses: .*at least 1 item"):
+        claims.load(write(tmp_path, content))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"notebook": "04_vfuson"},
+            r"claim B3\.settings\.twin: Unknown notebook .*Did you mean '04_vfusion'",
+        ),
+        (
+            {"parameters": {"imags": 2}},
+            r"claim B3\.settings\.twin: Unknown parameter of 04_vfusion .*'images'",
+        ),
+        ({"profile": "course2"}, r"claim B3\.settings\.twin\.profile: Input should be 'course'"),
+        ({"verdict": "reproduced"}, r"claim B3\.settings\.twin\.verdict: Extra inputs"),
+    ],
+)
+def test_settings_that_are_refused(tmp_path, changes, said):
+    content = copy.deepcopy(GOOD)
+    content["claims"][0]["settings"]["twin"].update(changes)
+    with pytest.raises(ClaimError, match=said):
+        claims.load(write(tmp_path, content))
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"id": "B03"}, "claim B03.id: String should match"),
         ({"paper": "A"}, "claim B3 cannot belong to paper A"),
-        ({"grade": "Q"}, "claim B3.grade"),
+        ({"grade": "Q"}, "claim B3.grade: Input should be 'P', 'R', 'C', 'BRIEF' or 'DERIVED'"),
         ({"status": "reproduced"}, "claim B3.status: Extra inputs"),
+        ({"verdict": "reproduced"}, "claim B3.verdict: Extra inputs"),
         ({"section": "04 vfusion"}, "claim B3.section"),
+        (
+            {"section": "04_vfuson#x"},
+            r"claim B3\.section: Unknown page '04_vfuson'\. Did you mean '04_vfusion'",
+        ),
+        ({"section": "intro"}, "claim B3.section: Unknown page 'intro'"),
+        ({"settings": {**GOOD["claims"][0]["settings"], "colab": {}}}, "claim B3.settings.colab"),
         ({"settings": {"twin": GOOD["claims"][0]["settings"]["twin"]}}, "at least 2 items"),
     ],
 )
@@ -319,10 +391,13 @@ def test_records_are_read_from_a_folder_of_copies_and_from_runs(tmp_path):
 
 
 def test_folders_without_records_and_files_that_are_none(tmp_path):
-    with pytest.raises(ClaimError, match=r"no record in .*expected files like"):
+    with pytest.raises(ClaimError, match=r"no record in .*expected a folder with files like record\.json$"):
         claims.read_records(tmp_path / "nowhere")
+    (tmp_path / "04_vfusion.failed.ipynb").write_text("{}", encoding="utf-8")
+    with pytest.raises(ClaimError, match=r"; 04_vfusion\.failed\.ipynb is what a failed run left"):
+        claims.read_records(tmp_path)
     (tmp_path / "x.json").write_text('{"notebook": "04_vfusion"}', encoding="utf-8")
-    with pytest.raises(ClaimError, match=r"x\.json is no record: profile: Field required"):
+    with pytest.raises(ClaimError, match=r"x\.json is no record of this version: it lacks format, complete"):
         claims.read_records(tmp_path)
 
 

@@ -317,7 +317,12 @@ def written(path: Path, content: Record | str | bytes) -> str:
         (
             "a.json",
             '{"format": 1, "notebook": "x", "parameters": {}, "numbers": {}}',
-            "is no record of this version: profile: Field required; run it again",
+            "is no record of this version: it lacks complete, profile; run it again with this version",
+        ),
+        (
+            "a.json",
+            record(0).model_dump_json().replace('"remarks":[]', '"remarks":[],"verdict":"reproduced"'),
+            "is no record of this version: it has the unknown verdict; run it again",
         ),
         ("x.failed.ipynb", "{}", "is what a failed run left; expected the record.json"),
         ("x.ipynb", "{}", "is a notebook; expected the record.json"),

@@ -155,10 +155,59 @@ def test_figure_carries_alt_text_card_and_data(begin, shown):
     assert 'data-figure="line"' in html
     assert "0 to 1 &amp; &lt;on&gt;." in html
     assert "zoo_appendix, profile course" in html
+    assert re.search(r"Seconds so far</th><td[^>]*>\d+\.\d<", html)
+    assert re.search(r"Peak memory so far</th><td[^>]*>[\d,]{3,} MiB<", html)
+    assert "Peak GPU memory" not in html or torch.cuda.is_available()
     csv = base64.b64decode(re.search(r"base64,([^\"]+)", html).group(1)).decode()
     assert csv == f"x,y\n0,0.1\n1,{np.pi!r}\n"
     assert csv == (run.folder / "figures" / "line.csv").read_text()
     assert "http" not in html
+
+
+def test_a_figures_card_leads_to_the_card_of_its_run(begin, shown):
+    run = begin(images=77)
+    run.figure(drawn())
+    run.finish()
+    figure, end = shown[1][0]["text/html"], shown[2][0]["text/html"]
+    (address,) = re.findall(r'href="#([^"]+)"', figure)
+    assert f'<details class="vitscope-run" id="{address}"' in end
+    assert "changed: images=77" in figure
+
+
+def test_gpu_memory_is_shown_where_there_is_any(begin, shown, monkeypatch):
+    monkeypatch.setattr(session.provenance, "gpu", lambda: ("A GPU", 2345.6))
+    run = begin()
+    run.figure(drawn())
+    run.finish()
+    assert "Peak GPU memory so far" in shown[1][0]["text/html"]
+    assert "2,346 MiB" in shown[1][0]["text/html"]
+    assert Record.load(run.folder).volatile.peak_gpu_mib == 2345.6
+
+
+def test_features_computed_and_found_are_written_down(begin):
+    run = begin()
+    run.cache.computed += 3
+    run.cache.found += 5
+    run.finish()
+    record = Record.load(run.folder)
+    assert (record.volatile.features_computed, record.volatile.features_found) == (3, 5)
+    assert "features_found" not in record.stable()
+    without = begin()
+    without.finish()
+    kept = Record.load(without.folder).volatile
+    assert (kept.features_computed, kept.features_found) == (None, None)
+
+
+def test_outside_a_clone_nothing_is_kept(begin, monkeypatch):
+    from vitscope.runs.layout import Project, ProjectError
+
+    def nowhere():
+        raise ProjectError("no book here")
+
+    run = begin()
+    assert run.cache.folder.parts[-3:] == (".vitscope", "cache", "features")
+    monkeypatch.setattr(Project, "find", nowhere)
+    assert begin().cache.folder is None
 
 
 def test_a_pivoted_table_has_no_column_for_the_name_of_its_columns():

@@ -319,6 +319,10 @@ def test_records_answer_the_setting_of_their_profile_only():
         ({"format": 2}, "has format 2, expected 1; run it again"),
         ({"parameters": {}}, "has no whole number as parameter seed"),
         (
+            {"profile": "paper", "parameters": {"profile": "course", "seed": 0}},
+            "has the profile course among its parameters; it was changed after its run",
+        ),
+        (
             {"changed": {"images": 20, "seed": 0}},
             r"changed parameters \(images=20\); free are seed and device",
         ),

@@ -23,7 +23,7 @@ from pathlib import Path
 from filelock import FileLock
 from pydantic import BaseModel
 
-from vitscope.runs import gate, hashing, runner
+from vitscope.runs import gate, hashing, run_statistics, runner
 from vitscope.runs.child import Progress
 from vitscope.runs.claims import published_records
 from vitscope.runs.layout import Project
@@ -35,7 +35,7 @@ _COMMAND = "from jupyter_book.cli.main import main; main()"
 _MOST_SHOWN = 40
 _TOOLS = (
     "book", "gate", "gate_html", "stage", "offline_pages", "claim_badges", "claims", "verdicts",
-    "scorecard_html",
+    "scorecard_html", "statistics_page", "run_statistics", "record", "cards",
 )  # fmt: skip
 
 
@@ -201,6 +201,7 @@ def _publish(
     workplace = project.state / "book"
     workplace.mkdir(exist_ok=True)
     staged = stage(project, {page: result.notebook for page, result in results.items()}, workplace / "stage")
+    run_statistics.save(staged, {page: result.record for page, result in results.items()})
     stamp_file = workplace / f"{hashing.sha256_text(str(target.resolve()))[:12]}.json"
     sources = hashing.sha256_text(hashing.folder_digest(staged) + _tools(project))
     if not force and _is_current(stamp_file, sources, target):

@@ -11,10 +11,14 @@ from html import escape
 
 import pandas as pd
 
+from vitscope.runs.record import Record
+
 _BORDER = "var(--pst-color-border, #9aa0a6)"
 _CARD = f"font-size:.85em;margin:.3em 0 1em;padding:.2em .7em;border-left:3px solid {_BORDER}"
 _NOTICE = f"margin:.6em 0;padding:.5em .8em;border:1px solid {_BORDER};border-left:4px solid #c4560b"
 SMOKE_TEXT = "smoke run: not a result"
+RUN_CARD = "about-this-run"
+"""The HTML id of a page's run card, to which its figure cards lead."""
 
 
 def csv(data: pd.DataFrame) -> str:
@@ -23,11 +27,12 @@ def csv(data: pd.DataFrame) -> str:
 
 
 def figure_card(name: str, facts: Mapping[str, str], data: str, alt: str) -> str:
-    """A closed box under a figure: what it came from, its alt text, and its data to take away."""
+    """A closed box under a figure: what it came from, its alt text, its data, and a link to the run's."""
     rows = facts_table({**facts, "In words": alt})
+    more = f'<a href="#{RUN_CARD}">All parameters of this run</a>'
     return (
         f'<details class="vitscope-card" data-figure="{escape(name)}" style="{_CARD}">'
-        f"<summary>About this figure</summary>{rows}<p>{download(name, data)}</p></details>"
+        f"<summary>About this figure</summary>{rows}<p>{download(name, data)} · {more}</p></details>"
     )
 
 
@@ -39,8 +44,33 @@ def run_card(facts: Mapping[str, str], parameters: Mapping[str, object], record:
     href = _data_uri("application/json", record)
     link = f'<a download="record.json" href="{href}">record.json</a>'
     return (
-        f'<details class="vitscope-run" style="{_CARD}"><summary>About this run</summary>'
+        f'<details class="vitscope-run" id="{RUN_CARD}" style="{_CARD};scroll-margin-top:6rem">'
+        f"<summary>About this run</summary>"
         f"{table}<p>Download {link}</p></details>"
+    )
+
+
+def run_facts(record: Record, digest: str) -> dict[str, str]:
+    """What every card says of the run behind it; `digest` is that of its parameters."""
+    facts = {
+        "Run": f"{record.notebook}, profile {record.profile}, {record.run_id}",
+        "Parameters": digest[:12] + _changes(record.changed),
+    }
+    for model in record.models:
+        facts[f"Model {model.name}"] = f"SHA-256 {model.digest[:12]}, {model.device}, {model.dtype}"
+    for data in record.data:
+        facts[f"Data {data.name}/{data.split}"] = f"SHA-256 {data.digest[:12]}, {data.count} images"
+    facts["Versions"] = ", ".join(
+        f"{name} {record.versions[name]}" for name in ("python", "torch", "timm") if name in record.versions
+    )
+    return facts
+
+
+def _changes(changed: Mapping[str, object]) -> str:
+    return (
+        ", as in the profile"
+        if not changed
+        else "; changed: " + ", ".join(f"{k}={v!r}" for k, v in changed.items())
     )
 
 

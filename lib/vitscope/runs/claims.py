@@ -12,10 +12,20 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    field_validator,
+    model_validator,
+)  # fmt: skip
 
 from vitscope.errors import unknown
-from vitscope.runs.record import FILE_NAME, NAME_PATTERN, Record
+from vitscope.runs import schema
+from vitscope.runs.record import FILE_NAME, NAME_PATTERN, Record, RecordError, read
 
 Paper = Literal["A", "B", "C"]
 SettingName = Literal["twin", "paper"]
@@ -174,6 +184,12 @@ class Setting(_Part):
 
     @model_validator(mode="after")
     def _fits(self) -> Setting:
+        if self.notebook not in schema.SCHEMAS:
+            raise unknown("notebook", self.notebook, schema.SCHEMAS)
+        declared = schema.SCHEMAS[self.notebook].model_fields
+        for name in self.parameters:
+            if name not in declared:
+                raise unknown(f"parameter of {self.notebook}", name, declared)
         for key in (key for clause in self.clauses for key in clause.keys):
             if not re.match(NAME_PATTERN, self.fill(key)):
                 raise ValueError(
@@ -212,6 +228,14 @@ class Claim(_Part):
     section: str = Field(pattern=r"^[a-z0-9_]+(#[a-z0-9-]+)?$")
     note: str = Field(min_length=1)
     settings: dict[SettingName, Setting] = Field(min_length=2)
+
+    @field_validator("section")
+    @classmethod
+    def _of_a_page(cls, section: str) -> str:
+        page = section.partition("#")[0]
+        if page not in schema.SCHEMAS:
+            raise unknown("page", page, schema.SCHEMAS)
+        return section
 
     @model_validator(mode="after")
     def _of_its_paper(self) -> Claim:
@@ -269,21 +293,18 @@ def load(path: Path | None = None) -> Ledger:
 def read_records(folder: Path) -> list[Record]:
     """The records in a folder: its `*.json`, and every `record.json` below it, as finished runs have them.
 
-    Errors: `ClaimError` for a folder without any, or a file that is no record. Whether a record may answer a
-    claim is decided in `verdicts.verdicts`.
+    Errors: `ClaimError` for a folder without any, or a file that is no record of this version, with what is
+    wrong with it. Whether a record may answer a claim is decided in `verdicts.verdicts`.
     """
     paths = sorted({*folder.glob("*.json"), *folder.rglob(FILE_NAME)})
     if not paths:
-        raise ClaimError(f"no record in {folder}; expected files like record.json")
-    records = []
-    for path in paths:
-        try:
-            records.append(Record.model_validate_json(path.read_text(encoding="utf-8")))
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise ClaimError(f"{path} is no record: {where}: {first['msg']}") from None
-    return records
+        failed = sorted(folder.rglob("*.failed.ipynb"))
+        left = f"; {failed[0].name} is what a failed run left, which is no result" if failed else ""
+        raise ClaimError(f"no record in {folder}; expected a folder with files like {FILE_NAME}{left}")
+    try:
+        return [read(path) for path in paths]
+    except RecordError as error:
+        raise ClaimError(str(error)) from None
 
 
 def published_records() -> list[Record]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-
-from pydantic import ValidationError
 
 from vitscope.errors import unknown
 from vitscope.runs import claims
+from vitscope.runs import record as records
 from vitscope.runs.compare_runs import CompareError, admit
 from vitscope.runs.layout import Project, ProjectError
-from vitscope.runs.record import FILE_NAME, Record, completed
+from vitscope.runs.record import FILE_NAME, Record, RecordError, completed
 
 
 def find(source: str) -> Record:
@@ -67,28 +65,9 @@ def read(path: Path) -> Record:
         failed = "is what a failed run left" if path.name.endswith(".failed.ipynb") else "is a notebook"
         raise CompareError(f"{path} {failed}; expected the {FILE_NAME} of a finished run")
     try:
-        text = path.read_text(encoding="utf-8")
-        content = json.loads(text)
-    except OSError as error:
-        raise CompareError(f"{path} cannot be read ({error.strerror}); expected a {FILE_NAME}") from None
-    except (ValueError, RecursionError) as error:
-        raise CompareError(f"{path} is not JSON ({error}); expected the {FILE_NAME} of a run") from None
-    if not isinstance(content, dict) or not {"notebook", "parameters", "numbers"} <= content.keys():
-        raise CompareError(f"{path} is JSON, but no record; expected the {FILE_NAME} of a run")
-    wanted = Record.model_fields["format"].default
-    if content.get("format") != wanted:
-        raise CompareError(
-            f"{path} has format {content.get('format')}, expected {wanted}; "
-            "run it again with this version of vitscope"
-        )
-    try:
-        return Record.model_validate_json(text)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise CompareError(
-            f"{path} is no record of this version: {where}: {first['msg']}; run it again"
-        ) from None
+        return records.read(path)
+    except RecordError as error:
+        raise CompareError(str(error)) from None
 
 
 def save(page: str, path: Path) -> None:

@@ -60,9 +60,8 @@ def error_outputs(page: BeautifulSoup) -> Iterator[str]:
         if output.select(".traceback") or "Traceback (most recent call last)" in text:
             named = _RAISED.search(text)
             yield f"shows a traceback: {named.group(0)[:100] if named else 'of an unnamed error'}"
-        if output.find("script", type=re.compile("jupyter.widget")) or any(
-            map(_WIDGET.match, text.splitlines())
-        ):
+        lines = [line for block in output.select("pre") for line in block.get_text().splitlines()]
+        if output.find("script", type=re.compile("jupyter.widget")) or any(map(_WIDGET.match, lines)):
             yield f"shows a widget placeholder: {text.strip()[:60]!r}"
 
 

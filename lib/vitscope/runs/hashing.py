@@ -26,7 +26,8 @@ OUTSIDE_KERNEL = (
     "runs/book.py", "runs/child.py", "runs/claim_badges.py", "runs/compare_around.py",
     "runs/compare_report.py", "runs/compare_rule.py", "runs/compare_runs.py", "runs/compare_sources.py",
     "runs/editions.py", "runs/gate.py", "runs/gate_html.py",
-    "runs/preflight.py", "runs/process.py", "runs/runner.py", "runs/stage.py", "runs/worker.py",
+    "runs/preflight.py", "runs/process.py", "runs/run_statistics.py", "runs/runner.py", "runs/stage.py",
+    "runs/statistics_page.py", "runs/worker.py",
 )  # fmt: skip
 KEY_LENGTH = 16
 

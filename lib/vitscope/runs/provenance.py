@@ -61,6 +61,16 @@ def gpu() -> tuple[str | None, float | None]:
     return torch.cuda.get_device_name(), round(torch.cuda.max_memory_allocated() / 2**20, 1)
 
 
+def processor() -> str | None:
+    """What the processor calls itself; None where the system does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return next(iter(named), None) or platform.processor() or None
+
+
 def machine() -> str:
     """Operating system and processor family; no host or user name."""
     return f"{platform.system()} {platform.machine()}"

@@ -13,12 +13,17 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from vitscope.runs.hashing import Inputs, sha256_file
 
 FILE_NAME = "record.json"
 NAME_PATTERN = r"^[a-z0-9][a-z0-9_.\-]*$"
+_ALWAYS = ("format", "complete", "notebook", "profile", "parameters", "numbers")
+
+
+class RecordError(ValueError):
+    """A file is no record of this version; the message names it, what was wrong and what to do."""
 
 
 class _Part(BaseModel):
@@ -87,8 +92,13 @@ class Volatile(_Part):
     cell_seconds: dict[str, float] = {}
     peak_rss_mib: float | None = None
     peak_gpu_mib: float | None = None
+    features_computed: int | None = Field(
+        None, description="pictures, where features may be kept between runs"
+    )
+    features_found: int | None = Field(None, description="pictures whose features an earlier call had kept")
     threads: int = 0
     platform: str = ""
+    processor: str | None = None
     gpu: str | None = None
     commit: str | None = None
     modified: bool | None = Field(
@@ -137,6 +147,39 @@ class Record(_Part):
     def stable(self) -> dict[str, Any]:
         """The part that equal inputs reproduce."""
         return self.model_dump(mode="json", exclude={"volatile"})
+
+
+def read(path: Path) -> Record:
+    """The record in a file, from wherever it came.
+
+    Errors: `RecordError` for a file that cannot be read, is no JSON or no record, has another format, or has
+    keys missing, unknown or with values that cannot be.
+    """
+    again = "run it again with this version of vitscope"
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text)
+    except OSError as error:
+        raise RecordError(f"{path} cannot be read ({error.strerror}); expected a {FILE_NAME}") from None
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"{path} is not JSON ({error}); expected the {FILE_NAME} of a run") from None
+    if not isinstance(content, dict) or "notebook" not in content:
+        raise RecordError(f"{path} is JSON, but no record; expected the {FILE_NAME} of a run")
+    wanted = Record.model_fields["format"].default
+    if content.get("format", wanted) != wanted:
+        raise RecordError(f"{path} has format {content['format']}, expected {wanted}; {again}")
+    problems = {"lacks": [name for name in _ALWAYS if name not in content]}
+    try:
+        record = Record.model_validate_json(text)
+    except ValidationError as error:
+        for one in error.errors():
+            name = ".".join(map(str, one["loc"]))
+            kind = {"missing": "lacks", "extra_forbidden": "has the unknown"}.get(one["type"], "has")
+            problems.setdefault(kind, []).append(name if kind != "has" else f"{name}: {one['msg']}")
+    said = [f"it {kind} {', '.join(dict.fromkeys(names))}" for kind, names in problems.items() if names]
+    if said:
+        raise RecordError(f"{path} is no record of this version: {'; '.join(said)}; {again}")
+    return record
 
 
 def completed(folder: Path, key: str, notebook: str) -> Record | None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from vitscope.backbones import Backbone
     from vitscope.data import Images
+    from vitscope.features import FeatureCache
     from vitscope.figures import Figure
 
 RUN_DIR, RUN_KEY, PREFIX = "VITSCOPE_RUN_DIR", "VITSCOPE_RUN_KEY", "VITSCOPE_PREFIX"
@@ -91,6 +92,7 @@ class Run:
         self.params = params
         self.folder = folder
         self._started = time.monotonic()
+        self._cache: FeatureCache | None = None
         self._record = Record(
             notebook=notebook,
             profile=params.profile,
@@ -107,14 +109,20 @@ class Run:
         return self.params.profile == "smoke"
 
     @property
-    def cache(self) -> Path | None:
-        """Where features may be kept between runs: `.vitscope/cache` of the book; None outside a clone."""
+    def cache(self) -> FeatureCache:
+        """Where features may be kept between runs: `.vitscope/cache` of the book; outside a clone, nowhere.
+
+        It counts, and `finish` writes the counts down.
+        """
+        from vitscope.features import FeatureCache
         from vitscope.runs.layout import Project, ProjectError
 
-        try:
-            return Project.find().state / "cache" / "features"
-        except ProjectError:
-            return None
+        if self._cache is None:
+            try:
+                self._cache = FeatureCache(Project.find().state / "cache" / "features")
+            except ProjectError:
+                self._cache = FeatureCache(None)
+        return self._cache
 
     def report(
         self,
@@ -225,30 +233,25 @@ class Run:
                 "seconds": round(self._seconds(), 3),
                 "peak_rss_mib": provenance.peak_rss_mib(),
                 "peak_gpu_mib": peak_gpu,
+                "features_computed": self._cache and self._cache.computed,
+                "features_found": self._cache and self._cache.found,
                 "gpu": gpu,
                 "threads": torch.get_num_threads(),
                 "platform": provenance.machine(),
+                "processor": provenance.processor(),
             }
         )
         path = self._record.save(self.folder)
         _show_html(cards.run_card(self._facts(), self._record.parameters, path.read_text(encoding="utf-8")))
 
     def _facts(self) -> dict[str, str]:
-        """What every card says about the run behind it."""
-        record = self._record
-        facts = {
-            "Run": f"{record.notebook}, profile {record.profile}, {record.run_id}",
-            "Parameters": parameters_digest(self.params)[:12] + _changes(record.changed),
-        }
-        for model in record.models:
-            facts[f"Model {model.name}"] = f"SHA-256 {model.digest[:12]}, {model.device}, {model.dtype}"
-        for data in record.data:
-            facts[f"Data {data.name}/{data.split}"] = f"SHA-256 {data.digest[:12]}, {data.count} images"
-        facts["Versions"] = ", ".join(
-            f"{k} {record.versions[k]}" for k in ("python", "torch", "timm") if k in record.versions
-        )
-        facts["Seconds so far"] = f"{self._seconds():.1f}"
-        return facts
+        """What every card says about the run behind it, and what it has taken until now."""
+        memory, (_, on_gpu) = provenance.peak_rss_mib(), provenance.gpu()
+        spent = {"Seconds so far": f"{self._seconds():.1f}"}
+        for where, mib in (("memory", memory), ("GPU memory", on_gpu)):
+            if mib:
+                spent[f"Peak {where} so far"] = f"{mib:,.0f} MiB"
+        return cards.run_facts(self._record, parameters_digest(self.params)) | spent
 
     def _keep(self, name: str, data: pd.DataFrame, kind: str) -> str:
         text = cards.csv(data)
@@ -268,14 +271,6 @@ class Run:
 
     def _seconds(self) -> float:
         return time.monotonic() - self._started
-
-
-def _changes(changed: Mapping[str, Any]) -> str:
-    return (
-        ", as in the profile"
-        if not changed
-        else "; changed: " + ", ".join(f"{k}={v!r}" for k, v in changed.items())
-    )
 
 
 def _jsonable(value: Any) -> Any:

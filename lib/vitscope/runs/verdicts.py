@@ -103,9 +103,10 @@ def verdicts(ledger: Ledger, records: Iterable[Record]) -> list[Verdict]:
 
     Records of all chapters come together; each answers the settings that name its notebook and profile.
 
-    Errors: `ClaimError` for a record that is incomplete, of another format, a smoke run, or of a notebook,
-    profile or parameters that no claim asks for; for two records of one seed, or seeds with different weights
-    of one model; for a key that a claim reads and its record lacks, with near keys.
+    Errors: `ClaimError` for a record that is incomplete, of another format, a smoke run, at odds with its own
+    parameters, or of a notebook, profile or parameters that no claim asks for; for two records of one seed,
+    or seeds with different weights of one model; for a key that a claim reads and its record lacks, with near
+    keys.
     """
     records = list(records)
     settings = [setting for claim in ledger.claims for setting in claim.settings.values()]
@@ -190,6 +191,9 @@ def _admit(record: Record, settings: Sequence[Setting]) -> None:
         problem = "is not complete; only a run that `vitscope run` finished counts"
     elif record.profile == "smoke":
         problem = "is a smoke run, which is never a result; take it out"
+    elif record.parameters.get("profile", record.profile) != record.profile:
+        own = record.parameters["profile"]
+        problem = f"has the profile {own} among its parameters; it was changed after its run, run it again"
     elif not isinstance(record.parameters.get("seed"), int):
         problem = "has no whole number as parameter seed, which tells repetitions apart"
     elif not same:
