@@ -40,8 +40,15 @@ class OnePage(SingleFileHTMLBuilder):
         """Sphinx would drop the document here."""
 
 
+def _share_visitors(app: Any) -> None:
+    """One extension that names `singlehtml` among its builders hides what all others registered for HTML."""
+    handlers = app.registry.translation_handlers
+    handlers[OnePage.name] = {**handlers.get("html", {}), **handlers.get(OnePage.name, {})}
+
+
 def setup(app: Any) -> dict[str, bool]:
     app.add_builder(OnePage, override=True)
+    app.connect("builder-inited", _share_visitors)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 

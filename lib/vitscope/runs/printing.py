@@ -125,7 +125,7 @@ def to_pdf(browser: str, page: Path, target: Path) -> int:
             "--disable-component-update", "--host-resolver-rules=MAP * ~NOTFOUND",
             f"--user-data-dir={profile}",
             "--no-pdf-header-footer", "--generate-pdf-document-outline",
-            "--virtual-time-budget=120000",  # formulas are typeset after the page has loaded
+            "--virtual-time-budget=30000",  # formulas are typeset after the page has loaded
             f"--print-to-pdf={target}", page.as_uri(),
         ]  # fmt: skip
         if hasattr(os, "geteuid") and os.geteuid() == 0:
