@@ -1,4 +1,5 @@
 # make book: the whole book at _build/html, from nothing but Python 3.11 and make.
+# REPOSITORY=ADDRESS gives this build buttons that lead to that repository on GitHub, and to Colab.
 # TORCH_INDEX=ADDRESS takes torch from another index, such as one of CPU-only builds.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PROFILE ?= course
@@ -10,7 +11,7 @@ STAMP := .venv/.installed
 .DELETE_ON_ERROR:
 
 book: $(STAMP)
-	@$(BIN)/vitscope build --profile $(PROFILE)
+	@$(BIN)/vitscope build --profile $(PROFILE) $(if $(REPOSITORY),--repository $(REPOSITORY))
 
 test: $(STAMP)
 	@$(BIN)/python -m pytest -q -n 2 --dist worksteal

@@ -1,4 +1,4 @@
-"""What the commands write: errors for people, tables, and a line that follows what runs now."""
+"""What the commands share: errors for people, tables, a line that follows what runs now, common options."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
+
+Profile = Annotated[str, typer.Option("--profile", help="smoke, course, colab or paper.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Run again even where a result of the same inputs is there.")
+]
 
 
 @contextmanager

@@ -8,13 +8,8 @@ Nothing is published half: the site at `html` is the last one that passed.
 from __future__ import annotations
 
 import os
-import re
-import shutil
-import subprocess
-import sys
 import threading
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -26,21 +21,17 @@ from pydantic import BaseModel
 from vitscope.runs import gate, hashing, run_statistics, runner
 from vitscope.runs.child import Progress
 from vitscope.runs.claims import published_records
+from vitscope.runs.launch import Repository
 from vitscope.runs.layout import Project
 from vitscope.runs.parameters import ParameterError
+from vitscope.runs.render import render, replace
 from vitscope.runs.stage import stage
 
 Say = Callable[[str], None]
-_COMMAND = "from jupyter_book.cli.main import main; main()"
-_MOST_SHOWN = 40
 _TOOLS = (
     "book", "gate", "gate_html", "stage", "offline_pages", "claim_badges", "claims", "verdicts",
-    "scorecard_html", "statistics_page", "run_statistics", "record", "cards",
+    "scorecard_html", "launch", "render", "statistics_page", "run_statistics", "record", "cards",
 )  # fmt: skip
-
-
-class BuildFailed(RuntimeError):
-    """Sphinx refused the book; the message holds its warnings, which count as errors."""
 
 
 @dataclass
@@ -76,6 +67,7 @@ def build(
     project: Project | None = None,
     force: bool = False,
     jobs: int | None = None,
+    repository: str | None = None,
     say: Say | None = None,
     progress: Progress | None = None,
 ) -> Built:
@@ -84,25 +76,29 @@ def build(
     `html` is relative to the book's root; `force` runs everything again. `jobs` notebooks run at once (None:
     one for each CPU core, one alone where there is a GPU), and share the CPU cores as threads unless the
     environment sets `OMP_NUM_THREADS` or `MKL_NUM_THREADS`. At an equal number of threads, numbers do not
-    depend on `jobs`.
+    depend on `jobs`. `repository` is the address that buttons lead to, in place of that of `_config.yml`.
 
-    Errors: `ParameterError` for `jobs` below 1; those of `runner.run`, with the notebook's name: notebooks
-    running beside a failed one are stopped, finished ones are kept; `BuildFailed` when Sphinx warns;
-    `GateError` when a page is not whole. A site that stood at `html` is left as it was.
+    Errors: `ParameterError` for `jobs` below 1; `AddressError` for an address that Colab cannot open;
+    those of `runner.run`, with the notebook's name: notebooks running beside a failed one are stopped,
+    finished ones are kept; `BuildFailed` when Sphinx warns; `GateError` when a page is not whole. A site
+    that stood at `html` is left as it was.
     """
     began = time.monotonic()
     if jobs is not None and jobs < 1:
         raise ParameterError(f"jobs: got {jobs}; expected how many notebooks run at once, 1 or more")
     project = project or Project.find()
     target = project.root / html
+    address = Repository.of(project, repository)
     say = say or (lambda _: None)
+    if address != Repository.of(project):
+        say("the notebooks keep the address that they have; `vitscope address URL` writes it there")
     gate.check_tools()
     gate.check_config(project.root / "_config.yml")
     project.state.mkdir(exist_ok=True)
     with FileLock(project.state / "build.lock"):
         results = _results(project, profile, force, jobs, say, progress)
         built = Built(target, [_chapter(page, results.get(page)) for page in project.pages])
-        built.unchanged = _publish(project, results, target, force, say)
+        built.unchanged = _publish(project, results, target, address, force, say)
     built.seconds = time.monotonic() - began
     return built
 
@@ -195,27 +191,35 @@ def _cores() -> int:
 
 
 def _publish(
-    project: Project, results: dict[str, runner.Result], target: Path, force: bool, say: Say
+    project: Project,
+    results: dict[str, runner.Result],
+    target: Path,
+    repository: Repository,
+    force: bool,
+    say: Say,
 ) -> bool:
     """Stage, build, check and move. Returns True when the site that stands there is already this one."""
     workplace = project.state / "book"
     workplace.mkdir(exist_ok=True)
-    staged = stage(project, {page: result.notebook for page, result in results.items()}, workplace / "stage")
+    executed = {page: result.notebook for page, result in results.items()}
+    staged = stage(project, executed, workplace / "stage", repository)
     run_statistics.save(staged, {page: result.record for page, result in results.items()})
     stamp_file = workplace / f"{hashing.sha256_text(str(target.resolve()))[:12]}.json"
     sources = hashing.sha256_text(hashing.folder_digest(staged) + _tools(project))
     if not force and _is_current(stamp_file, sources, target):
         return True
     say("building the site")
-    html = _sphinx(staged, workplace / "sphinx")
+    html = render(staged, workplace / "sphinx")
+    sources_of = {page: project.source(page) for page in project.pages}
     gate.check_site(
         html,
         project.pages,
-        {page: project.source(page) for page in results},
+        sources_of,
         {page: staged / f"{page}.ipynb" for page in results},
         {page: result.record for page, result in results.items()},
+        gate.Launch(repository, project.root, sources_of),
     )
-    _replace(html, target)
+    replace(html, target)
     stamp = _Stamp(sources=sources, site=hashing.folder_digest(target))
     stamp_file.write_text(stamp.model_dump_json(), encoding="utf-8")
     return False
@@ -238,44 +242,3 @@ def _is_current(stamp_file: Path, sources: str, target: Path) -> bool:
     except (OSError, ValueError):
         return False
     return stamp.sources == sources and target.is_dir() and stamp.site == hashing.folder_digest(target)
-
-
-def _sphinx(staged: Path, output: Path) -> Path:
-    """jupyter-book on the staging tree, from clean, warnings as errors. Returns the folder of the pages."""
-    shutil.rmtree(output, ignore_errors=True)
-    output.mkdir(parents=True)
-    command = [
-        sys.executable, "-c", _COMMAND, "build", str(staged), "--path-output", str(output),
-        "-W", "-n", "--keep-going",
-    ]  # fmt: skip
-    log = output / "build.log"
-    with log.open("w", encoding="utf-8") as file:
-        environment = {**os.environ, "PYTHONWARNINGS": "ignore", "NO_COLOR": "1"}
-        done = subprocess.run(
-            command, cwd=output, stdout=file, stderr=subprocess.STDOUT, env=environment, check=False
-        )
-    html = output / "_build" / "html"
-    if done.returncode or not (html / "index.html").is_file():
-        raise BuildFailed(f"{_complaints(log, staged)}\nThe whole log: {log}")
-    return html
-
-
-def _complaints(log: Path, staged: Path) -> str:
-    """Sphinx's warnings and errors with paths as in the repository, or the log's end when it crashed."""
-    text = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text(encoding="utf-8", errors="replace"))
-    lines = [line.replace(f"{staged}{os.sep}", "") for line in text.splitlines() if line.strip()]
-    loud = [line for line in lines if re.search(r"\b(WARNING|ERROR|CRITICAL|Exception|Error):", line)]
-    shown = (loud or lines[-20:])[:_MOST_SHOWN]
-    return "\n".join(shown)
-
-
-def _replace(new: Path, target: Path) -> None:
-    """Put a folder in place of another in one rename; readers never see half a site."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    fresh = target.with_name(f".{target.name}-{uuid.uuid4().hex[:8]}")
-    old = fresh.with_suffix(".old")
-    shutil.copytree(new, fresh)
-    if target.exists():
-        target.rename(old)
-    fresh.rename(target)
-    shutil.rmtree(old, ignore_errors=True)

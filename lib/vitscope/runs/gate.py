@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import yaml
 
 from vitscope.errors import unknown
 from vitscope.runs import gate_html
+from vitscope.runs import launch as launching
 from vitscope.runs import notebook as nb
 from vitscope.runs.hashing import sha256_file
 from vitscope.runs.record import Record
@@ -27,6 +29,20 @@ class GateError(RuntimeError):
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
         self.problems = problems
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Where buttons must lead: a repository, and the sources of all pages in the tree it is made from."""
+
+    repository: launching.Repository
+    root: Path
+    files: Mapping[str, Path]
+
+    def problems(self, page: str, links: list[str]) -> Iterator[str]:
+        """What is wrong with the addresses of a page's buttons."""
+        file = self.files[page].relative_to(self.root).as_posix()
+        return launching.problems(links, file, self.root, self.repository)
 
 
 def check_tools() -> None:
@@ -74,11 +90,12 @@ def check_site(
     sources: Mapping[str, Path],
     staged: Mapping[str, Path],
     records: Mapping[str, Record],
+    launch: Launch | None = None,
 ) -> None:
     """Raise `GateError` unless every page is whole.
 
     `sources` and `staged` map notebook pages to the repository's notebook and the executed one that was
-    built, `records` to the record of its run.
+    built, `records` to the record of its run. `launch` says where buttons must lead (None: not looked at).
     """
     problems = []
     for page in pages:
@@ -86,6 +103,8 @@ def check_site(
         found = [*_page(path, html)] if path.is_file() else ["was not built"]
         if page in records and path.is_file():
             found += _against_record(path, sources[page], staged[page], records[page])
+        if launch and path.is_file():
+            found += launch.problems(page, gate_html.button_links(gate_html.parse(path)))
         problems += [f"{page}: {text}" for text in dict.fromkeys(found)]
     for style in sorted(html.rglob("*.css")):
         problems += [
@@ -94,6 +113,22 @@ def check_site(
         ]
     if problems:
         raise GateError(problems)
+
+
+def check_one_page(html: Path, path: Path, records: Mapping[str, Record]) -> None:
+    """Raise `GateError` unless the page that holds the whole book is whole: every figure, table and link."""
+    page = gate_html.parse(path)
+    problems = [*_page(path, html), *gate_html.repeated_ids(page)]
+    for name, record in records.items():
+        found = [gate_html.figure_problem(page, figure.name, figure.text) for figure in record.figures]
+        found += [
+            f"table {table.name} is missing"
+            for table in record.tables
+            if not gate_html.has_table(page, table.name)
+        ]
+        problems += [f"{name}: {problem}" for problem in found if problem]
+    if problems:
+        raise GateError([f"one page: {problem}" for problem in dict.fromkeys(problems)])
 
 
 def _page(path: Path, html: Path) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -124,6 +125,20 @@ def has_table(page: BeautifulSoup, name: str) -> bool:
 
 def is_marked_smoke(page: BeautifulSoup) -> bool:
     return page.select_one('[data-notice="smoke"]') is not None
+
+
+def button_links(page: BeautifulSoup) -> list[str]:
+    """Addresses on other machines that the buttons above the article lead to."""
+    links = [str(link.get("href")) for link in page.select(".article-header-buttons a[href]")]
+    return [link for link in links if _OUTSIDE.match(link)]
+
+
+def repeated_ids(page: BeautifulSoup) -> Iterator[str]:
+    """Ids that several places have: a link leads to the first of them only."""
+    ids = Counter(str(element["id"]) for element in page.select("article [id]"))
+    for name, count in ids.items():
+        if count > 1:
+            yield f"{count} places have the id {name}"
 
 
 def _words(value: object) -> list[str]:

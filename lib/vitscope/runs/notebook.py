@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from vitscope.errors import unknown
 from vitscope.runs.parameters import Parameters
 
 PARAMETERS_TAG = "parameters"
+INSTALL_TAG = "install"
+_ADDRESS = re.compile(r'^REPOSITORY = "[^"\n]*"$', re.M)
 
 
 class NotebookError(ValueError):
@@ -49,9 +52,18 @@ def tags(cell: NotebookNode) -> list[str]:
 
 
 def digest(notebook: NotebookNode) -> str:
-    """SHA-256 of what is executed and read: cells and tags, without outputs, counts and kernel names."""
-    content = [[cell.get("id"), cell.cell_type, cell.source, tags(cell)] for cell in notebook.cells]
+    """SHA-256 of what is executed and read: cells and tags, without outputs, counts and kernel names.
+
+    The address in the cell that installs vitscope is left out: where a run is possible it does nothing.
+    """
+    content = [
+        [cell.get("id"), cell.cell_type, _without_address(cell), tags(cell)] for cell in notebook.cells
+    ]
     return hashlib.sha256(json.dumps(content, ensure_ascii=False).encode()).hexdigest()
+
+
+def _without_address(cell: NotebookNode) -> str:
+    return _ADDRESS.sub('REPOSITORY = ""', cell.source) if INSTALL_TAG in tags(cell) else cell.source
 
 
 def declared(notebook: NotebookNode) -> dict[str, Any]:

@@ -12,17 +12,25 @@ from typing import Any
 
 import yaml
 
+from vitscope.runs.launch import Repository, configure
 from vitscope.runs.layout import Project
 
 FOLDERS = ("book", "extra", "_static")
 
 
-def stage(project: Project, executed: Mapping[str, Path], target: Path) -> Path:
-    """Fill `target` from empty. `executed` maps pages to notebooks that stand in for the repository's."""
+def stage(
+    project: Project, executed: Mapping[str, Path], target: Path, repository: Repository | None = None
+) -> Path:
+    """Fill `target` from empty. `executed` maps pages to notebooks that stand in for the repository's.
+
+    Pages get buttons that lead to `repository`, if it is given and has an address.
+    """
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     for name in ("_config.yml", "_toc.yml"):
         shutil.copyfile(project.root / name, target / name)
+    if repository:
+        configure(target / "_config.yml", repository)
     for folder in FOLDERS:
         if (project.root / folder).is_dir():
             shutil.copytree(
