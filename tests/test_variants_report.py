@@ -110,6 +110,7 @@ def test_the_first_screen_speaks_of_both_families():
     alone = numbers.first_screen([TWO], TESTS)
     assert set(alone) == set(found)
     assert alone["self_entmax_miou_gain"] == {"value": None, "text": numbers.NO_ALONE}
+    assert alone["self_trainings"] == {"value": 0, "text": "no training"}
 
 
 def test_variant_table_reads_the_card():

@@ -293,7 +293,7 @@ def cliff_text(found: Mapping[str, Phases]) -> Reported:
         f"{after - before:+.3f} in {name} ({before:.3f} → {after:.3f})"
         for name, (before, after) in steps.items()
     ]
-    return {"value": mean, "text": " and ".join(clauses), "n": len(found)}
+    return {"value": mean, "text": listed(clauses), "n": len(found)}
 
 
 def shape_text(found: Mapping[str, Phases]) -> Reported:
@@ -305,4 +305,13 @@ def shape_text(found: Mapping[str, Phases]) -> Reported:
         rises.append(float(values[-1] - values[lowest]))
         at = f"at state {phases.states[lowest]}"
         clauses.append(f"{values[0]:.3f} → {values[lowest]:.3f} {at} → {values[-1]:.3f} in {name}")
-    return {"value": float(np.mean(rises)), "text": " and ".join(clauses), "n": len(found)}
+    return {"value": float(np.mean(rises)), "text": listed(clauses), "n": len(found)}
+
+
+def listed(clauses: Sequence[str]) -> str:
+    """Clauses as a sentence lists them.
+
+    >>> listed(["1 in a", "2 in b", "3 in c"]), listed(["1 in a"])
+    ('1 in a, 2 in b and 3 in c', '1 in a')
+    """
+    return " and ".join([", ".join(clauses[:-1]), clauses[-1]] if len(clauses) > 1 else clauses)

@@ -11,7 +11,7 @@ from vitscope import plotting
 from vitscope.backbones import Backbone
 from vitscope.capture import Capture
 from vitscope.data.images import Images
-from vitscope.phase_report import Reported
+from vitscope.phase_report import Reported, listed
 from vitscope.position import pe_dominance, position_effect, position_embedding
 
 FACTORS = (0.0, 0.5, 1.0, 2.0, 4.0)
@@ -91,7 +91,7 @@ def effect_text(table: pd.DataFrame) -> Reported:
     for name, part in table.groupby("backbone", sort=False):
         by_factor = part.set_index("factor")[y]
         losses[name] = float(by_factor[1.0] - by_factor[0.0])
-    text = " and ".join(f"{loss:.1f} points in {name}" for name, loss in losses.items())
+    text = listed([f"{loss:.1f} points in {name}" for name, loss in losses.items()])
     return {"value": float(np.mean(list(losses.values()))), "text": text, "n": len(losses), "unit": "points"}
 
 

@@ -11,6 +11,7 @@ import pandas as pd
 from vitscope import plotting
 from vitscope.intervals import bootstrap_mean
 from vitscope.layerwise import KINDS, LayerProbes
+from vitscope.phase_report import listed
 
 Probes = Mapping[str, LayerProbes]
 Reported = dict[str, Any]  # keyword arguments of `Run.report`: value, text, spread, n, unit
@@ -91,7 +92,7 @@ def last_text(probes: Probes, kind: str) -> Reported:
         f"{r['accuracy']:.1f} % ({r['low']:.1f} to {r['high']:.1f}) in {name}" for name, r in rows.items()
     ]
     mean = float(np.mean([r["accuracy"] for r in rows.values()]))
-    return {"value": mean, "text": " and ".join(clauses), "n": len(rows), "unit": "%"}
+    return {"value": mean, "text": listed(clauses), "n": len(rows), "unit": "%"}
 
 
 def best_text(probes: Probes) -> Reported:

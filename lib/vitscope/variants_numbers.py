@@ -19,8 +19,8 @@ from vitscope.variants import Family
 from vitscope.variants_measure import Found, Key, Sets
 from vitscope.variants_scores import Score, gain, level, of_curves, relative_fall, relative_gain
 
-NO_SPARSE = "not measured, because no variant of this family has entmax-1.5"
-NO_ALONE = "not measured, because no variants trained without labels are named"
+NO_SPARSE = "not measured: no variant of this family has entmax-1.5"
+NO_ALONE = "not measured: no variants trained without labels are named"
 ONE = "one training"
 LENGTH, CHANGE = "length", "change"
 
@@ -232,6 +232,7 @@ def first_screen(measured: Sequence[Measured], tests: Sets) -> dict[str, Reporte
     main = said(measured[0], tests)
     if len(measured) == 1:
         alone: dict[str, Reported] = {key: {"value": None, "text": NO_ALONE} for key in main}
+        alone["trainings"] = {"value": 0, "text": "no training"}
     else:
         alone = said(measured[1], tests)
     return main | {f"self_{key}": row for key, row in alone.items()}

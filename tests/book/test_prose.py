@@ -1,8 +1,9 @@
-"""The book's prose as text: terms are defined, functions that it names exist, commands would be accepted."""
+"""The book's prose as text: terms are defined and linked, functions exist, commands would be accepted."""
 
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shlex
 from pathlib import Path
@@ -20,6 +21,33 @@ MODULES = {
     ".".join(path.relative_to(LIBRARY).with_suffix("").parts).removesuffix(".__init__"): path
     for path in LIBRARY.rglob("*.py")
 }
+
+
+NOTEBOOKS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
+CHAPTERS = [name for name in NOTEBOOKS if name[0] == "0"]
+TERM = re.compile(r"\{term\}`(?:[^`<]*<)?([^`>]+)>?`")
+NEEDED = {
+    "00": "token, patch, CLS, position embedding, attention, head, block, MLP, state",
+    "01": "cliff, plateau, climb, floor, depth series, state, probe, twin, token similarity, centred",
+    "02": "scrambling index, consensus, CLS centrality, onset, neural collapse, CKA, attention form",
+    "03": "recovery rate, oracle, harm, disagreement, geometric disagreement, correction entropy, luck",
+    "04": "VFusion, Super Learner, gap closed, oracle, frozen, logit averaging, out-of-fold answers",
+    "05": "VFusion, Super Learner, HFusion",
+    "06": "covariate shift, subpopulation shift, worst group, severity, recovery rate",
+    "07": "semantic diffusion, point-in-box, mIoU, RMSE, leakage, high-norm token, PCA map, patch",
+    "08": "entmax-1.5, support, register, specialization, k-NN, temperature, softmax, DINO",
+    "09": "claim, verdict, evidence grade, record, ledger, clause, twin",
+}
+
+
+def markdown(notebook: str) -> list[str]:
+    """A notebook's cells of text."""
+    cells = json.loads((ROOT / "notebooks" / f"{notebook}.ipynb").read_text(encoding="utf-8"))["cells"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"]
+
+
+def first_screen(notebook: str) -> str:
+    return markdown(notebook)[0]
 
 
 def text(page: str) -> str:
@@ -89,9 +117,66 @@ def test_glossary_defines_in_few_sentences(names, definition):
 @pytest.mark.parametrize("page", PAGES)
 def test_terms_that_are_linked_are_in_the_glossary(page):
     known = {name.casefold() for names, _ in entries() for name in names}
-    linked = re.findall(r"\{term\}`(?:[^`<]*<)?([^`>]+)>?`", text(page))
-    assert [term for term in linked if term.casefold() not in known] == []
-    assert linked or page == "references", "no term of this page leads to the glossary"
+    found = TERM.findall(text(page))
+    assert [term for term in found if term.casefold() not in known] == []
+    assert found or page == "references", "no term of this page leads to the glossary"
+
+
+def heads() -> dict[str, str]:
+    """Every name of the glossary -> the first name of its entry."""
+    return {name.casefold(): names[0] for names, _ in entries() for name in names}
+
+
+def linked(texts: list[str]) -> list[str]:
+    """The entries to which {term} roles of some texts lead, in their order."""
+    return [heads()[" ".join(term.split()).casefold()] for one in texts for term in TERM.findall(one)]
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS)
+def test_chapters_link_their_terms(notebook):
+    found = linked(markdown(notebook))
+    needed = {heads()[term.strip().casefold()] for term in NEEDED.get(notebook[:2], "").split(",") if term}
+    assert needed <= set(found), sorted(needed - set(found))
+    assert found, "no term of this page leads to the glossary"
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS)
+def test_no_cell_links_a_term_twice(notebook):
+    for one in markdown(notebook):
+        found = linked([one])
+        assert sorted(found) == sorted(set(found)), one[:60]
+
+
+def test_every_entry_of_the_glossary_is_linked_from_a_page():
+    pages = [text(page) for page in PAGES if page != "glossary"]
+    pages += [cell for name in NOTEBOOKS for cell in markdown(name)]
+    assert sorted({names[0] for names, _ in entries()} - set(linked(pages))) == []
+
+
+@pytest.mark.parametrize("notebook", CHAPTERS)
+def test_first_screens_say_what_was_found_in_numbers_of_the_run(notebook):
+    question, _, rest = first_screen(notebook).partition("**What was found here")
+    found = rest.partition("*Paper:")[0].partition("**After this chapter")[0]
+    assert "**The question.**" in question
+    assert len(re.findall(r"\{glue:text\}", found)) >= 5
+    assert re.search(r"^The chapter ", found, re.M), "it says what the chapter does"
+    if "01" <= notebook[:2] <= "08":
+        assert re.search(r"^(Verdicts|Two more verdicts) .*\{verdict\}", found, re.M | re.S)
+        assert re.search(r"published\s+records", found)
+
+
+@pytest.mark.parametrize("notebook", [name for name in CHAPTERS if "01" <= name[:2] <= "08"])
+def test_chapters_say_what_only_a_summary_says(notebook):
+    (paper,) = [cell for cell in markdown(notebook) if cell.startswith("## What the paper says")]
+    assert re.search(r"\bsummary\b", paper)
+
+
+def test_the_introduction_counts_verdicts_and_has_a_path_of_an_hour():
+    intro = text("intro")
+    asked = re.findall(r"\{claim-count\}`([^`]+)`", intro)
+    assert {"all", "A", "B", "C", "reproduced", "contradicted", "C inconclusive"} <= set(asked)
+    path = intro.partition("**One hour")[2].partition("**One afternoon")[0]
+    assert sum(map(int, re.findall(r"^\| (\d+) \|", path, re.M))) == 60
 
 
 @pytest.mark.parametrize("page", ["glossary", "notation", "teaching"])

@@ -21,9 +21,13 @@ from vitscope.runs.scorecard_html import verdict_style
 WHOLE = claims.load()
 ROOT = Path(__file__).resolve().parents[2]
 ROLE = re.compile(r"\{claim\}`([^`]*)`")
+BRIEF = re.compile(r"\{verdict\}`([^`]*)`")
+COUNT = re.compile(r"\{claim-count\}`([^`]*)`")
 PAGES = {
-    "index.md": "# Tiny\n\n```{toctree}\nnotebooks/02\nnotebooks/09_scorecard\n```\n",
+    "index.md": "# Tiny\n\n```{toctree}\nnotebooks/02\nnotebooks/03\nnotebooks/09_scorecard\n```\n",
     "notebooks/02.md": "# Two\n\nClaims: {claim}`A1` {claim}`B2` {claim}`C2`\n\nAgain {claim}`A1`.\n",
+    "notebooks/03.md": "# Three\n\nSo: {verdict}`A1`.\n\n## There\n\nClaim: {claim}`A1`\n\nOf "
+    "{claim-count}`all`: {claim-count}`reproduced`, {claim-count}`B contradicted`, {claim-count}`C`.\n",
     "notebooks/09_scorecard.md": "# Scorecard\n\nHere {claim}`A1`.\n",
 }
 
@@ -98,6 +102,33 @@ def test_the_scorecard_can_link_to_the_first_badge_of_a_claim(site):
     assert on_scorecard["href"] == "#claim-a1"
 
 
+def test_a_verdict_alone_looks_like_the_badge_and_leaves_the_place_to_it(site):
+    alone, badge = site["03"].select("a.vitscope-claim")
+    assert (alone.get_text(), alone["href"], alone["style"]) == (
+        badge.get_text(),
+        badge["href"],
+        badge["style"],
+    )
+    assert (alone.get("id"), badge.get("id")) == (None, "claim-a1")
+
+
+def test_counts_are_computed_from_the_verdicts(site):
+    assert "Of 3: 1, 1, 1." in site["03"].get_text()
+
+
+@pytest.mark.parametrize(
+    ("asked", "number"),
+    [("all", 3), ("A", 1), ("A all", 1), (" reproduced ", 1), ("A contradicted", 0), ("C not attempted", 1)],
+)
+def test_counts_by_paper_and_verdict(asked, number):
+    assert claim_badges.count(claim_badges.badges(), asked) == number
+
+
+def test_a_count_of_something_else_is_a_warning_with_the_place(tmp_path):
+    _, said = built(tmp_path, index="\n\nThere are {claim-count}`A contradictd` of them.\n")
+    assert re.search(r"index\.md:\d+: WARNING: Unknown verdict 'contradictd'\. Did you mean 'contra", said)
+
+
 def test_an_unknown_claim_is_a_warning_with_the_place_and_near_ids(tmp_path):
     out, said = built(tmp_path, index="\n\nNo {claim}`B22` here.\n")
     assert re.search(r"index\.md:\d+: WARNING: Unknown claim 'B22'\. Did you mean 'B2'\?", said)
@@ -149,6 +180,16 @@ def test_every_claim_has_its_badge_under_the_heading_of_its_section():
         ]
         assert [ids for where, ids in places if where == anchor and claim.id in ids], claim.id
         assert sum(claim.id in ids for _, ids in places) == 1, claim.id
+
+
+def test_verdicts_and_counts_in_the_prose_are_of_the_ledger():
+    known = claim_badges.badges() | {claim.id: claim for claim in WHOLE.claims}
+    pages = [*(ROOT / "book").glob("*.md"), *(ROOT / "notebooks").glob("*.ipynb")]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in pages)
+    assert len(BRIEF.findall(text)) > 20
+    assert set(BRIEF.findall(text)) <= set(known)
+    for asked in COUNT.findall(text):
+        assert claim_badges.count(claim_badges.badges(), asked) >= 0
 
 
 def test_every_badge_of_the_book_is_of_a_claim():

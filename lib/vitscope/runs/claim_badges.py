@@ -1,12 +1,17 @@
-"""A Sphinx extension: the role `claim`, which puts a claim's verdict beside the section that answers it.
+"""A Sphinx extension: roles for the verdicts on claims, which are computed once a build and never typed.
 
-``{claim}`A2` `` in Markdown becomes a small badge, "A2 · contradicted", that leads to the claim's row in
-the scorecard. Verdicts are computed once a build from the published records, never typed. The badge carries
-the id that the scorecard links back to. Builders without links get the words alone.
+- ``{claim}`A2` `` becomes a small badge, "A2 · contradicted", that leads to the claim's row in the scorecard.
+  It stands beside the section that answers the claim, and carries the id that the scorecard links back to.
+- ``{verdict}`A2` `` is the same badge without that id, for a summary or another page.
+- ``{claim-count}`A contradicted` `` is how many claims of a paper have a verdict; without a paper, of all
+  three; without a verdict, or with *all*, whatever it is.
+
+Verdicts are those of the published records in the twin setting. Builders without links get the words alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +20,11 @@ from sphinx.errors import ExtensionError
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxRole
 
-from vitscope.errors import unknown
+from vitscope.errors import UnknownName, unknown
 from vitscope.runs import claims, verdicts
 from vitscope.runs.claims import ClaimError
 from vitscope.runs.scorecard_html import SETTING_WORDS, anchor, verdict_style
-from vitscope.runs.verdicts import Decision, Verdict
+from vitscope.runs.verdicts import DECISIONS, PAPERS, Decision, Verdict
 
 PAGE = "notebooks/09_scorecard"
 SHOWN: claims.SettingName = "twin"
@@ -45,7 +50,13 @@ class claim_badge(nodes.General, nodes.Inline, nodes.TextElement):
 
 
 class ClaimRole(SphinxRole):
-    """Turns a claim's id into its badge; an id that is not in the ledger is a warning."""
+    """Turns a claim's id into its badge; an id that is not in the ledger is a warning.
+
+    Of an `anchored` badge's claim the first one on a page has the id that the scorecard links to.
+    """
+
+    def __init__(self, *, anchored: bool = True) -> None:
+        self.anchored = anchored
 
     def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
         known: dict[str, Badge] = self.env.claim_badges  # type: ignore[attr-defined]
@@ -57,10 +68,42 @@ class ClaimRole(SphinxRole):
         node = claim_badge(self.rawtext, badge.text, decision=badge.decision, title=badge.title)
         node["claim"] = id
         seen, place = self.inliner.document.ids, anchor(id)
-        if self.env.docname != PAGE and place not in seen:  # there the row has this id
+        # on the scorecard's own page the row has this id
+        if self.anchored and self.env.docname != PAGE and place not in seen:
             node["ids"] = [place]
             seen[place] = node
         return [node], []
+
+
+class CountRole(SphinxRole):
+    """Turns a paper and a verdict, both optional, into a number; any other word is a warning."""
+
+    def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
+        known: dict[str, Badge] = self.env.claim_badges  # type: ignore[attr-defined]
+        try:
+            number = count(known, self.text)
+        except UnknownName as error:
+            _log.warning("%s", error, location=self.get_location())
+            return [nodes.Text(self.text)], []
+        return [nodes.Text(str(number))], []
+
+
+def count(known: Mapping[str, Badge], asked: str) -> int:
+    """How many badges are of a paper and have a verdict, as "A contradicted", "A", "partly" or "all" ask.
+
+    Raises UnknownName for another paper or verdict.
+
+    >>> two = {"A1": Badge("A1", "partly", ""), "B2": Badge("B2", "not attempted", "")}
+    >>> count(two, "all"), count(two, "A"), count(two, "not attempted"), count(two, "B partly")
+    (2, 1, 1, 0)
+    """
+    first, _, rest = asked.strip().partition(" ")
+    paper, verdict = (first, rest.strip()) if first in PAPERS else ("", asked.strip())
+    if verdict not in ("", "all", *DECISIONS):
+        raise unknown("verdict", verdict, DECISIONS)
+    return sum(
+        badge.id.startswith(paper) and verdict in ("", "all", badge.decision) for badge in known.values()
+    )
 
 
 def badges() -> dict[str, Badge]:
@@ -112,5 +155,7 @@ def setup(app: Any) -> dict[str, bool]:
     plain = (_nothing, _nothing)
     app.add_node(claim_badge, html=(_open, _close), latex=plain, text=plain, man=plain, texinfo=plain)
     app.add_role("claim", ClaimRole())
+    app.add_role("verdict", ClaimRole(anchored=False))
+    app.add_role("claim-count", CountRole())
     app.connect("builder-inited", _compute)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -5,6 +5,7 @@ What a chapter's Markdown holds for this, and what becomes of it:
 - `:::{dropdown} Solution` … `:::`: left out for students, opened for instructors;
 - lines from `% instructor` to `% end`, all beginning with `%`: notes for teaching. MyST takes them for
   comments, so the book does not show them; left out for students, uncommented for instructors;
+- links to the glossary and badges of claims, roles that only the book knows: their words alone;
 - `**After this chapter you can**` and a list, `Time: about N minutes` in the first cell: read for the
   README of an edition.
 """
@@ -29,15 +30,21 @@ EDITIONS = ("student", "instructor")
 _NUMBERED = re.compile(r"(\d\d)_")
 _SOLUTION = re.compile(r"(:{3,})\{dropdown\} Solution\s*$")
 _TITLE = re.compile(r"^# (.+)$", re.M)
-_MINUTES = re.compile(r"Time: about (\d+)\s+minutes")
+_MINUTES = re.compile(r"Time:\s+about\s+(\d+)\s+minutes")
 _OBJECTIVES = re.compile(r"^\*\*After this chapter you can\*\*\n\n((?:- .*\n?(?:  .*\n?)*)+)", re.M)
-_INSTALL = """In a clone of the book, with Python 3.11 and make, `make book` installs everything into `.venv`.
-Without make:
+_ROLE = re.compile(r"\{(?:term|claim|verdict)\}`(?:([^`<]*\S)\s*<[^`>]*>|([^`]*))`")
+_INSTALL = """In a clone of the book's repository, with Python 3.11 and make, `make book` installs everything
+into `.venv` and builds the site. It needs the network, this once, and about 7 GB on Linux with PyTorch for
+CUDA; the README there says how to take the smaller CPU build. Without make:
 
 ```console
 python -m pip install --require-hashes --no-deps -r requirements.lock
 python -m pip install --no-deps --no-build-isolation --editable .
 ```"""
+
+_NOTES = """Solutions are open. Notes for teaching stand at the end, under *For the instructor*: what to
+prepare and hand out, what students see, what to draw, where they stumble, a timed plan, what to say when
+results differ, and how to mark."""
 
 
 class EditionError(ValueError):
@@ -117,7 +124,8 @@ def describe(name: str, notebook: NotebookNode) -> Chapter:
 def edit(notebook: NotebookNode, edition: str, name: str) -> NotebookNode:
     """A copy of a chapter as the edition has it, with a first cell that says so; ids stay as they are."""
     copy = nbformat.from_dict(notebook)
-    cells = [nbformat.v4.new_markdown_cell(_preface(edition, name), id="edition")]
+    notes = any("% instructor" in cell.source for cell in copy.cells)
+    cells = [nbformat.v4.new_markdown_cell(_preface(edition, name, notes=notes), id="edition")]
     for cell in copy.cells:
         if cell.cell_type == "markdown":
             try:
@@ -146,6 +154,8 @@ def rewrite(text: str, edition: str) -> str:
     :::
     <BLANKLINE>
     Let them guess.
+    >>> rewrite("Each {term}`token` of {term}`patches <patch>`: {claim}`A2`", "student")
+    'Each token of patches: A2'
     """
     lines = iter(text.split("\n"))
     kept: list[str] = []
@@ -161,7 +171,7 @@ def rewrite(text: str, edition: str) -> str:
             raise EditionError("`% end` without `% instructor` before it")
         else:
             kept.append(line)
-    result = "\n".join(kept)
+    result = _ROLE.sub(lambda role: role[1] or role[2], "\n".join(kept))
     return text if result == text else re.sub(r"\n{3,}", "\n\n", result).strip("\n")
 
 
@@ -188,15 +198,17 @@ def _notes(lines: Iterable[str]) -> Iterator[str]:
     raise EditionError("notes are not closed; end them with a line `% end`")
 
 
-def _preface(edition: str, name: str) -> str:
+def _preface(edition: str, name: str, *, notes: bool) -> str:
     number = name.partition("_")[0]
+    teaching = f"\n\n{_NOTES}" if notes and edition == "instructor" else ""
     return f"""**{edition.capitalize()} edition** of chapter {number}, made by `vitscope course`
 from the notebook `{name}` of vitscope {metadata.version("vitscope")}.
 
 {_INSTALL}
 
 Then open this notebook with that environment as its kernel. The built book fills in numbers that stand here
-as `{{glue:text}}` and a name, and draws the boxes that begin with three colons."""
+as `{{glue:text}}` and a name, and draws the boxes that begin with three colons. A run by
+`vitscope run {name}` writes a notebook with its figures and tables below `.vitscope/runs/`.{teaching}"""
 
 
 def readme(chapters: Iterable[Chapter], edition: str) -> str:
