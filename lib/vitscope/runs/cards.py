@@ -15,6 +15,8 @@ _BORDER = "var(--pst-color-border, #9aa0a6)"
 _CARD = f"font-size:.85em;margin:.3em 0 1em;padding:.2em .7em;border-left:3px solid {_BORDER}"
 _NOTICE = f"margin:.6em 0;padding:.5em .8em;border:1px solid {_BORDER};border-left:4px solid #c4560b"
 SMOKE_TEXT = "smoke run: not a result"
+SCROLLS = "pst-scrollable-table-container"
+"""The theme's class for a part that scrolls sideways: its script lets Tab reach what is cut off."""
 
 
 def csv(data: pd.DataFrame) -> str:
@@ -68,7 +70,7 @@ def table(name: str, data: pd.DataFrame, caption: str, *, precision: int = 3) ->
     numbers = numbers.replace("<table ", '<table style="margin-left:0;width:auto" ', 1)
     link = download(name, csv(data))
     return (
-        f'<div data-table="{escape(name)}" style="overflow-x:auto">{numbers}'
+        f'<div data-table="{escape(name)}"><div class="{SCROLLS}" style="overflow-x:auto">{numbers}</div>'
         f'<p style="font-size:.85em">{link}</p></div>'
     )
 
