@@ -14,6 +14,8 @@ import matplotlib as mpl
 import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
+from vitscope.small_png import small_png
+
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#8C6D31")
 """Okabe and Ito's colours; brown in place of their yellow, which is faint on white."""
 SHORTEST_ALT = 20
@@ -75,7 +77,7 @@ class Figure:
         buffer = io.BytesIO()
         with style():
             self.fig.savefig(buffer, format="png", metadata={"Software": None})
-        return buffer.getvalue()
+        return small_png(buffer.getvalue())
 
     def _repr_png_(self) -> bytes:
         return self.png()

@@ -59,8 +59,10 @@ class Visit:
         self.page = page
         self.errors: list[str] = []
         self.requests: list[str] = []
+        self.loaded: list[str] = []
         page.on("console", lambda m: self.errors.append(m.text) if m.type == "error" else None)
         page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("request", lambda request: self.loaded.append(request.url))
         page.on("requestfailed", lambda request: self.errors.append(f"not loaded: {request.url}"))
         page.route("**/*", self._route)
 
@@ -73,6 +75,7 @@ class Visit:
     def open(self, path: Path, query: str = "") -> Visit:
         self.page.goto(path.as_uri() + query)
         self.page.wait_for_load_state("networkidle")
+        self.page.evaluate("document.fonts.ready.then(() => null)")
         return self
 
 

@@ -19,6 +19,8 @@ _NOTICE = f"margin:.6em 0;padding:.5em .8em;border:1px solid {_BORDER};border-le
 SMOKE_TEXT = "smoke run: not a result"
 RUN_CARD = "about-this-run"
 """The HTML id of a page's run card, to which its figure cards lead."""
+SCROLLS = "pst-scrollable-table-container"
+"""The theme's class for a part that scrolls sideways: its script lets Tab reach what is cut off."""
 
 
 def csv(data: pd.DataFrame) -> str:
@@ -98,7 +100,7 @@ def table(name: str, data: pd.DataFrame, caption: str, *, precision: int = 3) ->
     numbers = numbers.replace("<table ", '<table style="margin-left:0;width:auto" ', 1)
     link = download(name, csv(data))
     return (
-        f'<div data-table="{escape(name)}" style="overflow-x:auto">{numbers}'
+        f'<div data-table="{escape(name)}"><div class="{SCROLLS}" style="overflow-x:auto">{numbers}</div>'
         f'<p style="font-size:.85em">{link}</p></div>'
     )
 
