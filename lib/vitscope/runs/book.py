@@ -33,8 +33,8 @@ Say = Callable[[str], None]
 _COMMAND = "from jupyter_book.cli.main import main; main()"
 _MOST_SHOWN = 40
 _TOOLS = (
-    "book", "gate", "gate_html", "stage", "offline_pages", "claim_badges", "claims", "verdicts",
-    "scorecard_html",
+    "book", "gate", "gate_html", "stage", "offline_pages", "explore_pages", "explore_cards", "claim_badges",
+    "claims", "verdicts", "scorecard_html",
 )  # fmt: skip
 
 

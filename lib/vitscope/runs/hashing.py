@@ -25,7 +25,7 @@ OUTSIDE_KERNEL = (
     "__main__.py", "cli.py", "course_command.py", "data_command.py", "doctor.py", "listing.py", "terminal.py",
     "runs/book.py", "runs/child.py", "runs/claim_badges.py", "runs/compare_around.py",
     "runs/compare_report.py", "runs/compare_rule.py", "runs/compare_runs.py", "runs/compare_sources.py",
-    "runs/editions.py", "runs/gate.py", "runs/gate_html.py",
+    "runs/editions.py", "runs/explore_pages.py", "runs/gate.py", "runs/gate_html.py",
     "runs/preflight.py", "runs/process.py", "runs/runner.py", "runs/stage.py", "runs/worker.py",
 )  # fmt: skip
 KEY_LENGTH = 16
