@@ -117,7 +117,7 @@ def test_curves_are_read_off_at_a_state():
     meta = spec["usermeta"]["vitscope"]
     assert meta["readout"]["where"] == {"i": "at", "p": "panel"}
     assert meta["texts"] == {}
-    assert "at state 2: m2 12.00, m1 2.00" in explorer.words
+    assert "At the start (a; state 2): m2 12.00, m1 2.00." in explorer.words
     assert "$schema" not in spec
 
 

@@ -10,7 +10,6 @@
   const HERE = new URL(".", document.currentScript.src);
   const LIBRARIES = ["vega.min.js", "vega-lite.min.js", "vega-embed.min.js"];
   const STYLE = `
-    .vitscope-explore-view { background: var(--pst-color-background, white); }
     .vitscope-explore-controls form, .vitscope-explore-controls {
       display: flex; flex-wrap: wrap; gap: .4em 1.4em; margin: .4em 0; }
     .vitscope-explore-controls .vega-bind { max-width: 100%; }
@@ -23,9 +22,9 @@
     .vitscope-explore-chart { background: white; width: 100%; overflow: hidden; }
     .vitscope-explore-values { overflow-x: auto; margin-top: .4em; }
     .vitscope-explore-values table { width: auto; margin: 0; border-collapse: collapse; }
-    .vitscope-explore-values caption { caption-side: top; text-align: left; white-space: nowrap; padding: 0; }
+    .vitscope-explore-values caption { caption-side: top; text-align: left; white-space: nowrap; padding: 0; color: inherit; }
     .vitscope-explore-values :is(th, td) { text-align: left; padding: .1em 1em .1em 0; font-weight: normal;
-      font-variant-numeric: tabular-nums; border: 0; }
+      font-variant-numeric: tabular-nums; border: 0; color: inherit; background: none; }
     .vitscope-explore-values thead th { opacity: 1; font-style: italic; }
     .vitscope-explore-values i { display: inline-block; width: .8em; height: .8em; margin-right: .5em; }
   `;
@@ -87,14 +86,15 @@
       name.append(row[read.name] || read.head[1]);
       const line = made("tr", {}, name, made("td", {}, shown(row[read.value])));
       line.dataset.name = row[read.name];
-      if (read.low) line.append(made("td", {}, `${shown(row[read.low])} to ${shown(row[read.high])}`));
+      const ends = [row[read.low], row[read.high]];
+      if (read.low) line.append(made("td", {}, ends.includes(null) ? "–" : ends.map(shown).join(" to ")));
       return line;
     });
     const heads = [read.head[0], read.head[1], ...(read.low ? ["95 % interval"] : [])];
     const head = made("tr", {}, ...heads.map((h) => made("th", { scope: "col" }, h)));
     const lead = inputs.find((input) => input.name === read.lead);
-    const caption = lead ? `${lead.dataset.label} ${text(meta, lead.name, signal(lead.name))}` : "";
-    if (!lines.length) return made("p", {}, `${caption}: nothing was measured here.`);
+    const caption = lead ? `${lead.dataset.label}: ${text(meta, lead.name, signal(lead.name))}` : "";
+    if (!lines.length) return made("p", {}, `${caption} Nothing was measured here.`.trim());
     return made("table", {}, made("caption", {}, caption), made("thead", {}, head), made("tbody", {}, ...lines));
   };
 

@@ -11,7 +11,7 @@ from vitscope import explore_gallery, gallery
 from vitscope.backbones import Backbone
 from vitscope.dense import examples
 from vitscope.dense.boxes import box_patches, cls_scores
-from vitscope.dense.pca import PcaMaps, pca_rgb
+from vitscope.dense.pca import PcaMaps
 from vitscope.dense_parts import Part
 from vitscope.diffusion_attention import Attention
 from vitscope.diffusion_measures import coverage
@@ -43,13 +43,18 @@ def scores(backbone: Backbone, part: Part, *, norm: str, count: int) -> Figure:
 
 
 def pca_layers(backbone: Backbone, part: Part, *, norm: str, count: int) -> Figure:
-    """PCA colours of some of the states on the basis of the last one, fitted to all pictures of `part`."""
+    """PCA colours of some of the states on the basis of the last one, fitted to all pictures of `part`.
+
+    Readers explore all states.
+    """
+    originals, name = _first(backbone, part, count), backbone.name
+    maps, places = explore_gallery.pca_of_states([backbone], {name: part.seen.inputs}, norm=norm)
     states = gallery.shown(backbone.states[1:])
-    tokens = examples.tokens(backbone, part.seen.inputs, norm=norm, states=states)
-    by_state = {f"state {s}": x for s, x in zip(reversed(states), tokens.patches.flip(0), strict=True)}
-    maps = pca_rgb(by_state, backbone.grid)  # the first entry is the basis
-    upwards = PcaMaps(maps.rgb[::-1], maps.explained[::-1], maps.agreement[::-1], maps.names[::-1])
-    return gallery.pca_colours(_first(backbone, part, count), upwards, upwards.names, "pca_layers")
+    some = [places.index((name, s)) for s in states]
+    shown = PcaMaps(maps.rgb[some], maps.explained[some], maps.agreement[some], tuple(map(str, states)))
+    figure = gallery.pca_colours(originals, shown, [f"state {s}" for s in states], "pca_layers")
+    title = f"what the patches of {name} are alike in, state by state"
+    return replace(figure, explorer=explore_gallery.pca(originals, maps, places, title=title))
 
 
 def pca_models(backbones: Sequence[Backbone], parts: Sequence[Part], *, norm: str, count: int) -> Figure:

@@ -189,11 +189,11 @@ def told(options: Sequence[str]) -> str:
     """The options of a select in a sentence: all where there are few, else the first and the last.
 
     >>> told(["a", "b"]), told(["a", "b", "c", "d", "e"])
-    ('a, b', 'a, … e (5 of them)')
+    ('a; b', 'a; … e, 5 of them')
     """
     if len(options) <= 4:
-        return ", ".join(options)
-    return f"{options[0]}, … {options[-1]} ({len(options)} of them)"
+        return "; ".join(options)
+    return f"{options[0]}; … {options[-1]}, {len(options)} of them"
 
 
 def hexed(colour: Any) -> str:

@@ -178,6 +178,6 @@ def _words(
         moves.append(f"the measure ({told(panels)})")
     if len(named) > 1:
         moves.append("the curve that stands out, also by a click on it")
-    of = f" of {panels[0]}" if len(panels) > 1 else ""
-    bands = "; shaded: its 95 % interval" if banded else ""
-    return f"Choose {'; '.join(moves)}. At the start{of}, at {xlabel} {at:,g}: {seen}{bands}."
+    of = f"{panels[0]}; " if len(panels) > 1 else ""
+    bands = " Shaded: 95 % intervals." if banded else ""
+    return f"Choose {', '.join(moves)}. At the start ({of}{xlabel} {at:,g}): {seen}.{bands}"

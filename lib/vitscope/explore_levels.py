@@ -52,7 +52,7 @@ def bars_at(
     scale = alt.Scale(domain=_domain(shown, zero=True), nice=True)
     x = alt.X("v:Q", title=unit, scale=scale)
     colour = alt.Color("c:N", scale=None, legend=None)
-    layers = [rows.mark_bar(size=_BAR - 8).encode(x=x, y=y, color=colour)]
+    layers = [rows.mark_bar(size=_BAR - 8, opacity=0.65).encode(x=x, y=y, color=colour)]  # whiskers show
     if "l" in shown:
         ends = rows.transform_filter("isValid(datum.l) && isValid(datum.h)").mark_rule(strokeWidth=1.5)
         layers.append(ends.encode(x=alt.X("l:Q"), x2="h:Q", y=y, color=alt.value("black")))

@@ -20,7 +20,7 @@ from vitscope.explore import Explorer, Readout, made, told
 from vitscope.explore_curves import select
 
 ROW = 84  # pixels of a row of tiles
-_LABELS = 130  # pixels left of them
+_LABELS = 120  # pixels left of them
 _COLOURS = 96  # of a photograph, whose full number would take five times the bytes
 _PHOTOGRAPH = 48  # pixels a side from which a tile is taken for one
 PICTURE = "picture"
@@ -102,7 +102,7 @@ def pictures(
         data={"tiles": shown, "originals": top, "notes": notes},
         readout=Readout(data="notes", where=where, name="r", value="t", head=head, lead="at"),
         texts={"at": [str(step) for step in steps]},
-        widest=_LABELS + (ROW + 8) * len(originals),
+        widest=_LABELS + ROW * len(originals),
     )
 
 

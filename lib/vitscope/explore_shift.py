@@ -17,8 +17,9 @@ from vitscope.shifted import METHODS, UnderShift
 def corruption_table(found: Mapping[str, Sequence[UnderShift]]) -> pd.DataFrame:
     """Accuracy of every method by set, corruption and severity (0 is clean), with its interval and count.
 
-    The same pictures are seen at every severity, each with one corruption; "all" is all of them. Sets without
-    severities are left out, and corruptions with fewer than two independent pictures.
+    The same pictures are seen at every severity, each with one corruption; "all" is all of them. Left out are
+    sets without severities, corruptions with fewer than two independent pictures, and the interval where a
+    method is right on all pictures or on none.
     """
     rows = []
     for name, tested in found.items():
@@ -35,7 +36,9 @@ def corruption_table(found: Mapping[str, Sequence[UnderShift]]) -> pd.DataFrame:
                 value, drawn = shifted.means(right, clusters)
                 for method in METHODS:
                     at = estimate(100 * value[method], 100 * drawn[method], "", shifted.LEVEL)
-                    rows.append((name, kind, level, method, at.value, at.low, at.high, int(chosen.sum())))
+                    # of all or none of a few pictures every resample is the same, which is no certainty
+                    ends = (at.low, at.high) if 0 < value[method] < 1 else (None, None)
+                    rows.append((name, kind, level, method, at.value, *ends, int(chosen.sum())))
     columns = ["set", "corruption", "severity", "method", "accuracy", "low", "high", "count"]
     return pd.DataFrame(rows, columns=columns)
 
@@ -59,5 +62,5 @@ def severities(found: Mapping[str, Sequence[UnderShift]]) -> Explorer | None:
         band=("low", "high"),
         unit="accuracy (%)",
         title="heads under every corruption and severity",
-        label="severity (0 is clean)",
+        label="severity, 0 is clean",
     )
