@@ -200,7 +200,10 @@ def test_bars_stand_at_a_level_and_of_a_choice():
 def test_a_curve_at_each_state_shares_one_axis():
     table = pd.DataFrame({"a": [0, 0, 1, 1], "b": [0, 1, 0, 1], "cka": [1.0, 0.5, 0.5, 1.0]})
     spec = read(curve_at(table, x="b", y="cka", slider="a", title="t"))
-    assert [r["n"] for r in spec["datasets"]["rows"]] == ["b 0", "b 1"] * 2
+    assert [r["n"] for r in spec["datasets"]["rows"]] == ["0", "1"] * 2
+    assert curve_at(table[table["a"] == 0], x="b", y="cka", slider="a", title="t") is None, (
+        "nothing to choose"
+    )
     assert spec["layer"][-1]["encoding"]["y"]["scale"]["domain"] == [0.5, 1.0]
 
 
@@ -275,7 +278,7 @@ def test_tiles_are_kept_pixel_by_pixel():
     assert controls(spec)["at"]["value"] == 1, "the last step"
     assert spec["usermeta"]["vitscope"]["texts"] == {"at": ["2", "5"]}
     assert spec["layer"][1]["mark"]["smooth"] is False
-    assert "At the start, state 5: a: note 5; b: note 5" in explorer.words
+    assert "At the start (state 5), b: a note 5; b note 5." in explorer.words
 
 
 def test_tiles_that_do_not_fit_are_refused():

@@ -20,7 +20,7 @@
     .vitscope-explore-controls output { min-width: 2.5em; font-variant-numeric: tabular-nums; }
     .vitscope-explore-controls :focus-visible { outline: 3px solid currentColor; outline-offset: 2px; }
     .vitscope-explore-chart { background: white; width: 100%; overflow: hidden; }
-    .vitscope-explore-values { overflow-x: auto; margin-top: .4em; }
+    .vitscope-explore-values { overflow: auto; max-height: 17em; margin-top: .4em; }
     .vitscope-explore-values table { width: auto; margin: 0; border-collapse: collapse; }
     .vitscope-explore-values caption { caption-side: top; text-align: left; white-space: nowrap; padding: 0; color: inherit; }
     .vitscope-explore-values :is(th, td) { text-align: left; padding: .1em 1em .1em 0; font-weight: normal;
@@ -28,6 +28,8 @@
     .vitscope-explore-values thead th { opacity: 1; font-style: italic; }
     .vitscope-explore-values i { display: inline-block; width: .8em; height: .8em; margin-right: .5em; }
   `;
+
+  const MOST_SPOKEN = 10; // rows; a longer table is not read aloud whenever a slider moves
 
   let libraries = null;
 
@@ -107,7 +109,8 @@
       await load();
       const controls = made("div", { class: "vitscope-explore-controls" });
       const chart = made("div", { class: "vitscope-explore-chart", style: `max-width:${meta.widest}px` });
-      const values = made("div", { class: "vitscope-explore-values", "aria-live": "polite" });
+      const values = made("div", { class: "vitscope-explore-values", tabindex: "0", role: "region",
+        "aria-label": "values at the place chosen" }); // may scroll, so keys must reach it
       place.replaceChildren(controls, chart, values);
       const options = { mode: "vega-lite", renderer: "svg", actions: false, bind: controls, tooltip: false,
         defaultStyle: false };
@@ -120,6 +123,8 @@
           input.setAttribute("aria-valuetext", said);
         });
         values.replaceChildren(table(spec, meta, inputs, (name) => view.signal(name)));
+        const long = values.querySelectorAll("tr").length > MOST_SPOKEN;
+        values.setAttribute("aria-live", long ? "off" : "polite");
       };
       inputs.forEach((input) => view.addSignalListener(input.name, update));
       const mark = meta.readout.mark;

@@ -177,7 +177,7 @@ def _words(
     if len(panels) > 1:
         moves.append(f"the measure ({told(panels)})")
     if len(named) > 1:
-        moves.append("the curve that stands out, also by a click on it")
+        moves.append("which curve stands out (also by a click on it)")
     of = f"{panels[0]}; " if len(panels) > 1 else ""
     bands = " Shaded: 95 % intervals." if banded else ""
     return f"Choose {', '.join(moves)}. At the start ({of}{xlabel} {at:,g}): {seen}.{bands}"

@@ -28,7 +28,7 @@ def pca_of_states(
     All are turned onto the basis of the last state of the first backbone, which is the first entry; the
     others follow by backbone, from state 0 on. Errors: as `dense.pca.pca_rgb`.
     """
-    first, entries = backbones[0], {}
+    first, entries = backbones[0], dict[tuple[str, int], Tensor]()
     for b in backbones:
         states = b.states[1:]
         tokens = examples.tokens(b, inputs[b.name], norm=norm, states=states)
@@ -89,7 +89,7 @@ def scores(
         title=f"which patches of {name} are most like CLS, state by state",
         label="state",
         what="the cosine of every patch with CLS (dark: most alike, each map on a scale of its own)",
-        head=("map", "found"),
+        head=("map", "what was found"),
     )
 
 

@@ -31,12 +31,13 @@ def bars_at(
     order: Sequence[str] | None = None,
     band: tuple[str, str] | None = None,
     label: str = "",
-) -> Explorer:
+) -> Explorer | None:
     """A bar for each level of column `bar`, long as `value`, at the level of `slider` and of every select.
 
     `selects` are columns of text, or a mapping from them to what the controls are called; one with a single
     value gets no control. `slider` is a column of numbers, called `label`; a grey mark stays at what each
-    bar is at its first level. `order` fixes the bars, `band` names the columns of an interval.
+    bar is at its first level. `order` fixes the bars, `band` names the columns of an interval. None where
+    there is nothing to choose.
 
     Raises `UnknownName` for a column that is not there, ValueError for two rows that would share a bar, and
     for a table without a value.
@@ -47,6 +48,8 @@ def bars_at(
     shown = shown.assign(n=shown["n"].astype(str))
     shown["c"] = shown["n"].map(dict(zip(bars, map(hexed, colours_of(bars)), strict=True)))
     params, where, tests = _controls(shown, steps, names, label or slider or "")
+    if not params:
+        return None
     rows = _filtered(alt.Chart(alt.NamedData(name="rows")), tests)
     y = alt.Y("n:N", sort=list(bars), title=None)
     scale = alt.Scale(domain=_domain(shown, zero=True), nice=True)
@@ -85,7 +88,7 @@ def curve_at(
     xlabel: str = "",
     ylabel: str = "",
     label: str = "",
-) -> Explorer:
+) -> Explorer | None:
     """A curve of `y` over `x` for each level of `series`, at a level of `slider`, whose first stays in grey.
 
     Arguments and errors as in `bars_at`. The table beside it gives every curve's value at each `x` there is.
@@ -97,9 +100,12 @@ def curve_at(
     curves = [str(level) for level in levels_of(shown, "s", order, shown)]
     shown["c"] = shown["s"].map(dict(zip(curves, map(hexed, colours_of(curves)), strict=True)))
     shown["n"] = [
-        f"{s}, {xlabel or x} {p:,g}".lstrip(", ") for s, p in zip(shown["s"], shown["x"], strict=True)
+        f"{s}, {xlabel or x} {p:,g}" if series else f"{p:,g}"
+        for s, p in zip(shown["s"], shown["x"], strict=True)
     ]
     params, where, tests = _controls(shown, steps, names, label or slider)
+    if not params:
+        return None
     whole = (shown["x"] % 1 == 0).all()
     tick = alt.Axis(tickMinStep=1, format=",d", tickCount=8) if whole else alt.Axis(tickCount=8)
     along = alt.X("x:Q", title=xlabel or x, axis=tick, scale=alt.Scale(zero=False, nice=False, padding=10))
@@ -123,7 +129,9 @@ def curve_at(
         title=title,
         words=_words(shown, steps, names, label or slider, ylabel or y, band is not None),
         data={"rows": shown},
-        readout=_readout(shown, where, (series or xlabel or x, ylabel or y), band is not None),
+        readout=_readout(
+            shown, where, (series or xlabel or x, ylabel or y), band is not None, coloured=series is not None
+        ),
         texts={"at": [_text(s) for s in steps]},
     )
 
@@ -183,12 +191,14 @@ def _domain(shown: pd.DataFrame, *, zero: bool) -> list[float]:
     return [min(low, 0.0), max(high, 0.0)] if zero else [low, high]
 
 
-def _readout(shown: pd.DataFrame, where: Mapping[str, str], head: tuple[str, str], banded: bool) -> Readout:
+def _readout(
+    shown: pd.DataFrame, where: Mapping[str, str], head: tuple[str, str], banded: bool, coloured: bool = True
+) -> Readout:
     ends = ("l", "h") if banded else (None, None)
     lead = "at" if "i" in where else ""
     return Readout(
         data="rows", where=where, name="n", value="v", head=head, lead=lead, low=ends[0], high=ends[1],
-        digits=decimals(shown["v"]), colour="c",
+        digits=decimals(shown["v"]), colour="c" if coloured else None,
     )  # fmt: skip
 
 

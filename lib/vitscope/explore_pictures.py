@@ -9,6 +9,7 @@ import base64
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import altair as alt
 import numpy as np
@@ -98,7 +99,7 @@ def pictures(
     return made(
         chart,
         title=title,
-        words=_words(tiles, at, choices, label, choice, what, len(originals), steps),
+        words=_words(tiles, at, choices, label, choice, what, len(originals), steps, head[1]),
         data={"tiles": shown, "originals": top, "notes": notes},
         readout=Readout(data="notes", where=where, name="r", value="t", head=head, lead="at"),
         texts={"at": [str(step) for step in steps]},
@@ -106,8 +107,11 @@ def pictures(
     )
 
 
-def _chart(test: str, rows: Sequence[str]) -> alt.LayerChart:
-    side = {"width": alt.expr("0.96 * bandwidth('x')"), "height": alt.expr("0.96 * bandwidth('y')")}
+def _chart(test: str, rows: Sequence[str]) -> Any:
+    side: dict[str, Any] = {
+        "width": alt.expr("0.96 * bandwidth('x')"),
+        "height": alt.expr("0.96 * bandwidth('y')"),
+    }
     axis = alt.Axis(ticks=False, domain=False, grid=False, labelLimit=_LABELS - 10)
     x = alt.X("n:O", axis=None, scale=alt.Scale(type="band", padding=0))
     y = alt.Y("r:N", title=None, axis=axis, scale=alt.Scale(type="band", padding=0, domain=list(rows)))
@@ -134,12 +138,12 @@ def png(image: UInt8[np.ndarray, "r c 3"]) -> str:
 
 def _words(
     tiles: Sequence[Tiles], at: int, choices: Sequence[str], label: str, choice: str, what: str, count: int,
-    steps: Sequence[int],
+    steps: Sequence[int], noted: str,
 ) -> str:  # fmt: skip
     moves = f"{label} from {steps[0]} to {steps[-1]} by the slider"
     if len(choices) > 1:
         moves += f" and the {choice} ({told(choices)})"
     here = [one for one in tiles if one.step == at and one.choice == choices[0]]
-    said = "; ".join(f"{one.row}: {one.note}" for one in here)
+    said = "; ".join(f"{one.row} {one.note}" for one in here)
     of = f", {choice} {choices[0]}" if len(choices) > 1 else ""
-    return f"{count} pictures and {what}. Choose {moves}. At the start, {label} {at}{of}: {said}."
+    return f"{count} pictures and {what}. Choose {moves}. At the start ({label} {at}{of}), {noted}: {said}."
