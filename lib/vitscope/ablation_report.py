@@ -104,6 +104,7 @@ def last_states_figure(comparisons: Comparisons) -> plotting.Figure:
         xlabel="last states used",
         ylabel="mean accuracy (%)",
         name="last_states",
+        explore=True,
     )
 
 
@@ -173,6 +174,7 @@ def images_figure(by_share: Mapping[float, Comparisons]) -> plotting.Figure:
         xlabel="training images",
         ylabel="mean accuracy (%)",
         name="images",
+        explore=True,
     )
 
 

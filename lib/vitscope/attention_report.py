@@ -75,6 +75,7 @@ def statistic_figure(table: pd.DataFrame, statistic: str) -> plotting.Figure:
         ylabel=unit,
         reference=(1.0, "1: as much as any token") if statistic == "cls_centrality" else None,
         name=f"attention_{statistic}",
+        explore=True,
     )
 
 

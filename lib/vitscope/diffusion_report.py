@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -67,6 +68,7 @@ def curves_figure(
         title=title,
         xlabel=xlabel,
         name=name,
+        explore=True,
     )
 
 
@@ -176,14 +178,17 @@ def distance_figure(leaks: Leaks, name: str) -> plotting.Figure:
         reference=(0.0, "luck"),
         title=f"{name}: the label, read from one patch",
         name="leakage_distance",
+        explore=True,
     )
 
 
 def similarity_figure(likeness: Likeness, name: str) -> plotting.Figure:
-    """Mean cosine of patches against their distance, a curve for some of the states."""
+    """Mean cosine of patches against their distance, a curve for some of the states; all can be explored."""
+    from vitscope.explore_levels import curve_at  # brings altair
+
     table = likeness.by_distance
     chosen = shown(sorted(set(table["state"])))
-    return plotting.layer_curves(
+    figure = plotting.layer_curves(
         table[table["state"].isin(chosen)].astype({"state": str}),
         x="distance",
         y="cosine",
@@ -194,6 +199,11 @@ def similarity_figure(likeness: Likeness, name: str) -> plotting.Figure:
         ylabel="mean cosine, centred",
         name="similarity_distance",
     )
+    explorer = curve_at(
+        table, x="distance", y="cosine", slider="state", xlabel="distance (patches)",
+        ylabel="mean cosine, centred", title=f"likeness of patches of {name} against distance, by state",
+    )  # fmt: skip
+    return replace(figure, explorer=explorer)
 
 
 def attention_table(found: Mapping[str, Attention]) -> pd.DataFrame:

@@ -88,4 +88,5 @@ def figure(table: pd.DataFrame, name: str) -> plotting.Figure:
         xlabel="images seen in training",
         ylabel="%",
         name="training",
+        explore=True,
     )

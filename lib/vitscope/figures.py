@@ -4,17 +4,22 @@ One style for all: opaque white, so that a dark page does not swallow the axes; 
 carries itself; colours that people with any colour vision tell apart.
 """
 
+from __future__ import annotations
+
 import io
 import re
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
 from vitscope.small_png import small_png
+
+if TYPE_CHECKING:
+    from vitscope.explore import Explorer
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#8C6D31")
 """Okabe and Ito's colours; brown in place of their yellow, which is faint on white."""
@@ -55,6 +60,8 @@ def style() -> AbstractContextManager[None]:
 class Figure:
     """A drawing (`fig`, Matplotlib's), the tidy table it shows, its alt text, and a name for files.
 
+    `explorer` is what the built book shows below it, with sliders, where there is one.
+
     Raises ValueError for alt text that is short or without a number, and names that are no file names.
     """
 
@@ -62,6 +69,7 @@ class Figure:
     data: pd.DataFrame
     alt: str
     name: str
+    explorer: Explorer | None = None
 
     def __post_init__(self) -> None:
         if len(self.alt.strip()) < SHORTEST_ALT or not re.search(r"\d", self.alt):

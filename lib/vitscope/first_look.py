@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import ModuleType
 
 import numpy as np
@@ -184,10 +185,12 @@ def maps_figure(
     *,
     what: str,
     name: str,
+    every: Mapping[str, Float[Tensor, "L N P"]] | None = None,
 ) -> Figure:
     """A row of pictures, and a row of maps for each name, each map from its own lowest (bright) to highest.
 
     `share` is the share of each patch that is emoji; the table and the alt text give means over both sides.
+    `every` are maps of blocks 1, 2 … by name, which readers explore.
     """
     rows, strips = [], [gallery.strip(pictures)]
     for label, values in maps.items():
@@ -200,7 +203,21 @@ def maps_figure(
     means = table.groupby("map", sort=False)[["on the emoji", "background"]].mean()
     said = "; ".join(f"{m.Index} {m[1]:.3g} and {m[2]:.3g}" for m in means.itertuples())
     alt = f"{len(pictures)} pictures and {what}; means over patches of the emoji and of background: {said}."
-    return picture_rows(strips, labels=["picture", *maps], name=name, data=table, alt=alt)
+    figure = picture_rows(strips, labels=["picture", *maps], name=name, data=table, alt=alt)
+    if every is None:
+        return figure
+    from vitscope.explore_gallery import by_block  # brings altair
+
+    explorer = by_block(
+        pictures,
+        {label: values.numpy() for label, values in every.items()},
+        grid,
+        title="where CLS looks, and which patches are like it, block by block",
+        what="what CLS attends to in a block, and how alike patches are to CLS after it (dark: most)",
+        note=lambda m: "{:.3g} and {:.3g}".format(*(v.mean() for v in both_sides(torch.tensor(m), share))),
+        head=("map", "mean on the emoji and on the background"),
+    )
+    return replace(figure, explorer=explorer)
 
 
 def both_sides(values: Float[Tensor, "*S N P"], share: Float[Tensor, "N P"]) -> tuple[np.ndarray, np.ndarray]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pandas as pd
 
@@ -29,13 +30,15 @@ def accuracy_table(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def lead_figure(table: pd.DataFrame) -> plotting.Figure:
-    """Lead of every method over the best layer, in points, task by task."""
+    """Lead of every method over the best layer, in points; readers explore the accuracies task by task."""
+    from vitscope.explore_levels import bars_at  # brings altair
+
     cells = accuracy_table(table).set_index(["backbone", "dataset"])
     methods = [m for m in cells.columns if m not in (BEST, ORACLE)]
     leads = cells[methods].sub(cells[BEST], axis=0).stack().rename("points").reset_index()
     means = leads.groupby("method", sort=False)["points"].mean()
     said = ", ".join(f"{name} {value:+.1f}" for name, value in means.items())
-    return plotting.category_points(
+    figure = plotting.category_points(
         leads,
         x="method",
         y="points",
@@ -47,6 +50,12 @@ def lead_figure(table: pd.DataFrame) -> plotting.Figure:
         name="leads",
         alt=f"Lead in points over the best layer on {len(cells)} tasks; means: {said}.",
     )
+    explorer = bars_at(
+        table[table["method"].isin(cells.columns)], value="accuracy", bar="method", order=list(cells.columns),
+        selects=["dataset", "backbone"], band=("low", "high"), unit="accuracy (%)",
+        title="accuracy of every method, task by task",
+    )  # fmt: skip
+    return replace(figure, explorer=explorer)
 
 
 def mean_accuracies(table: pd.DataFrame) -> dict[str, Reported]:

@@ -64,7 +64,8 @@ def _scaled(maps: np.ndarray) -> np.ndarray:
     return (maps - low) / np.where(high > low, high - low, 1.0)
 
 
-def _shaded(maps: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+def shaded(maps: Float[np.ndarray, "N P"], grid: tuple[int, int]) -> UInt8[np.ndarray, "N r c 3"]:
+    """Maps as tiles, each from its own smallest value (bright) to its own largest (dark)."""
     return np.stack([shades(one.reshape(grid)) for one in _scaled(maps)])
 
 
@@ -96,7 +97,7 @@ def score_maps(
         for state, part in table.groupby("state", sort=False)
     )
     return picture_rows(
-        [strip(pictures), *(strip(_shaded(one, grid)) for one in scores)],
+        [strip(pictures), *(strip(shaded(one, grid)) for one in scores)],
         labels=["picture", *(f"state {state}" for state in states)],
         name=name,
         data=table,
@@ -156,7 +157,7 @@ def head_maps(
     ]
     said = ", ".join(f"head {h} {100 * share:.0f} %" for h, share in enumerate(mass.mean(1), start=1))
     return picture_rows(
-        [strip(pictures), *(strip(_shaded(one, grid)) for one in attention)],
+        [strip(pictures), *(strip(shaded(one, grid)) for one in attention)],
         labels=["picture", *(f"head {h}" for h in range(1, len(attention) + 1))],
         name=name,
         data=pd.DataFrame(rows),

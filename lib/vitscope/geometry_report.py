@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -30,13 +31,22 @@ def collapse_figure(tables: Mapping[str, pd.DataFrame], kind: str = "patch_mean"
         title=f"NC1 of the {KINDS[kind]}: spread within classes over spread between them",
         ylabel="NC1",
         name="nc1",
+        explore=True,
         alt=f"NC1 of the {KINDS[kind]} by state, first to last: {ends}.",
     )
 
 
 def cka_figure(table: pd.DataFrame, title: str, name: str) -> plotting.Figure:
-    """CKA of all pairs of states."""
-    return heatmap(table, x="state", y="other state", value="CKA", limits=(0.0, 1.0), title=title, name=name)
+    """CKA of all pairs of states; readers explore it a state at a time."""
+    from vitscope.explore_levels import curve_at  # brings altair
+
+    figure = heatmap(
+        table, x="state", y="other state", value="CKA", limits=(0.0, 1.0), title=title, name=name
+    )
+    explorer = curve_at(
+        table, x="other state", y="CKA", slider="state", title=f"{title}, one state at a time"
+    )
+    return replace(figure, explorer=explorer)
 
 
 def numbers(tables: Mapping[str, pd.DataFrame]) -> dict[str, dict[str, Reported]]:

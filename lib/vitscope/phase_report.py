@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,14 @@ def model_table(models: Sequence[Backbone]) -> pd.DataFrame:
 
 
 def similarity_figure(table: pd.DataFrame, statistic: str, models: Sequence[Backbone]) -> plotting.Figure:
-    """One form of similarity per state; centred per image with its floor."""
+    """One form of similarity per state; centred per image with its floor.
+
+    Below the raw form readers explore all of them, below the centred one the thresholds of the detector.
+    """
+    from vitscope.explore_phases import (
+        of_similarity,
+    )  # brings altair, which not every reader of reports needs
+
     shown = table[table["statistic"] == statistic]
     patches = {m.num_patches for m in models}
     floor = similarity_floor(patches.pop()) if statistic == "centred" and len(patches) == 1 else None
@@ -51,7 +59,7 @@ def similarity_figure(table: pd.DataFrame, statistic: str, models: Sequence[Back
         f"{part['mean'].iloc[1]:.3f} after it, {part['mean'].iloc[-1]:.3f} at the last layer"
         for name, part in shown.groupby("backbone", sort=False)
     )
-    return plotting.layer_curves(
+    figure = plotting.layer_curves(
         shown,
         y="mean",
         hue="backbone",
@@ -63,6 +71,7 @@ def similarity_figure(table: pd.DataFrame, statistic: str, models: Sequence[Back
         name="similarity_" + statistic.replace(" ", "_"),
         alt=f"Token similarity ({statistic}) by layer. {ends}.",
     )
+    return replace(figure, explorer=of_similarity(table, statistic, [m.name for m in models]))
 
 
 def statistic_figure(
@@ -79,6 +88,7 @@ def statistic_figure(
         title=title,
         ylabel=ylabel,
         name=name,
+        explore=True,
     )
 
 
@@ -130,9 +140,11 @@ def control_figure(conditions: Mapping[str, pd.DataFrame], backbone: str) -> plo
 
 def training_figure(table: pd.DataFrame, backbone: str) -> plotting.Figure:
     """Centred similarity per state at several moments of a training; `images` seen is a column."""
+    from vitscope.explore_levels import curve_at
+
     shown = table[table["statistic"] == "centred"]
     first, last = (shown[shown["images"] == at] for at in (shown["images"].min(), shown["images"].max()))
-    return plotting.layer_curves(
+    figure = plotting.layer_curves(
         shown,
         y="mean",
         hue="images",
@@ -143,6 +155,11 @@ def training_figure(table: pd.DataFrame, backbone: str) -> plotting.Figure:
         alt=f"Centred token similarity of {backbone} by layer after {shown['images'].nunique()} amounts of "
         f"training. {_ends(first)}; {_ends(last)}.",
     )
+    explorer = curve_at(
+        shown, x="state", y="mean", slider="images", band=("low", "high"), ylabel="cosine",
+        title=f"centred similarity while {backbone} learns", label="images seen",
+    )  # fmt: skip
+    return replace(figure, explorer=explorer)
 
 
 def _ends(curve: pd.DataFrame) -> str:

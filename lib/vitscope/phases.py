@@ -62,9 +62,9 @@ class Phases:
     """What `detect_phases` found.
 
     A phase that is missing is None and has its reason in `reasons`. `segmented` is the fit by pieces that
-    knows none of the rules, None for a curve too short to divide. With several curves, `interval` gives the
-    bootstrap range of each number, keys like "plateau_end", over the resamples that have the phase, and
-    `support` the share that have it.
+    knows none of the rules, None for a curve too short to divide, or where it was not wanted. With several
+    curves, `interval` gives the bootstrap range of each number, keys like "plateau_end", over the resamples
+    that have the phase, and `support` the share that have it.
     """
 
     states: tuple[int, ...]
@@ -145,12 +145,13 @@ def detect_phases(
     resamples: int = 500,
     level: float = 0.95,
     seed: int = 0,
+    pieces: bool = True,
 ) -> Phases:
     """Find cliff, plateau and climb in a curve over depth, by the rules at the top of this file.
 
     `curve` is [S], or [S, R] with a column per image or seed: phases are those of the mean, and their
     uncertainty comes from `resamples` bootstrap draws of columns (percentile intervals at `level`).
-    `states` names the S states; left out, they are −1, 0 … S − 2.
+    `states` names the S states; left out, they are −1, 0 … S − 2. `pieces=False` spares the fit by pieces.
 
     Raises ValueError for fewer than five states, values that are NaN or infinite, and states that do not
     ascend.
@@ -169,7 +170,7 @@ def detect_phases(
     mean = columns.mean(1)
     found = _find(mean, names, rules)
     interval, support = _bootstrap(columns, names, rules, found, resamples, level, seed)
-    segmented = fit_segments(mean.tolist(), names, noise=tolerance / 2)
+    segmented = fit_segments(mean.tolist(), names, noise=tolerance / 2) if pieces else None
     return Phases(names, tuple(mean.tolist()), *found, segmented, interval, support)
 
 

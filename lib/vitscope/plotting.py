@@ -51,12 +51,14 @@ def layer_curves(
     ylabel: str | None = None,
     alt: Alt = None,
     name: str = "layer_curves",
+    explore: bool = False,
 ) -> Figure:
     """One curve per level of `hue`, of column `y` over the numeric column `x`.
 
     `order` fixes the levels (as they come if left out; ascending if numeric); `band` names the columns of a
     lower and upper bound; `reference` is a height and its label, drawn as a dashed line. More than 32
-    numeric levels get a colour bar in place of a legend.
+    numeric levels get a colour bar in place of a legend. `explore` adds the explorer in which readers move
+    along `x` and read off the curves.
 
     Raises ValueError for two rows of one level at the same `x` (aggregate first), and `UnknownName` for a
     column or level that is not there.
@@ -65,8 +67,8 @@ def layer_curves(
     if not pd.api.types.is_numeric_dtype(table[x]):
         raise ValueError(f"column {x!r} must be numeric to draw a curve over it, got {table[x].dtype}")
     _one_row_each(table, [x, hue])
-    levels = _levels(table, hue, order, data)
-    colours = _colours(levels)
+    levels = levels_of(table, hue, order, data)
+    colours = colours_of(levels)
     with style():
         fig, ax = _canvas(7.0 if hue else 6.0, 3.6, title, xlabel or x, ylabel or y)
         for i, level in enumerate(levels):
@@ -79,7 +81,16 @@ def layer_curves(
             ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         _reference(ax, reference)
         _key(fig, ax, hue, levels)
-    return Figure(fig, table, _alt(alt, table, lambda: describe_curves(table, x, y, hue, levels)), name)
+    explorer = None
+    if explore:
+        from vitscope.explore_curves import read_off  # brings altair, which not every chart needs
+
+        explorer = read_off(
+            table, x=x, y=y, series=hue, order=levels if hue else None, band=band, reference=reference,
+            title=title or f"{ylabel or y} over {xlabel or x}", xlabel=xlabel or x, ylabel=ylabel or y,
+        )  # fmt: skip
+    text = _alt(alt, table, lambda: describe_curves(table, x, y, hue, levels))
+    return Figure(fig, table, text, name, explorer)
 
 
 def category_points(data: pd.DataFrame, *, x: str, y: str, **options: object) -> Figure:
@@ -120,9 +131,9 @@ def _categories(
     table = _tidy(data, [x, y, hue, *(band or ())])
     if kind == "bars":
         _one_row_each(table, [x, hue])
-    places = _levels(table, x, order, data)
-    levels = _levels(table, hue, order if hue == x else hue_order, data)
-    colours = _colours(levels)
+    places = levels_of(table, x, order, data)
+    levels = levels_of(table, hue, order if hue == x else hue_order, data)
+    colours = colours_of(levels)
     # A hue that repeats the category only colours it: every element then stays on its tick.
     groups = 1 if hue in (None, x) else len(levels)
     width = GROUP_WIDTH / groups
@@ -222,8 +233,11 @@ def _one_row_each(table: pd.DataFrame, keys: Sequence[str | None]) -> None:
         raise ValueError(f"{len(twice)} rows repeat a point ({first}): aggregate before plotting")
 
 
-def _levels(table: pd.DataFrame, column: str | None, order: Levels | None, source: pd.DataFrame) -> list:
-    """The values of a column in drawing order: as given, by category, ascending for numbers, else as met."""
+def levels_of(table: pd.DataFrame, column: str | None, order: Levels | None, source: pd.DataFrame) -> list:
+    """The values of a column in drawing order: as given, by category, ascending for numbers, else as met.
+
+    Raises ValueError for a value that `order` forgets, `UnknownName` for one that the column lacks.
+    """
     if column is None:
         return [None]
     present = table[column].drop_duplicates().tolist()
@@ -245,7 +259,7 @@ def _numeric(levels: list) -> bool:
     return not any(isinstance(v, str) or v is None for v in levels)
 
 
-def _colours(levels: list) -> list:
+def colours_of(levels: list) -> list:
     """Distinct colours for names; a scale from dark to light for numbers, whose order then shows."""
     if len(levels) <= len(PALETTE) and not (_numeric(levels) and len(levels) > 3):
         return list(PALETTE[: len(levels)])

@@ -47,6 +47,7 @@ def probe_figure(probes: Probes, kind: str, name: str = "") -> plotting.Figure:
         ylabel="accuracy (%)",
         reference=(majority, f"majority {majority:.1f} %"),
         name=name or f"probes_{kind}",
+        explore=True,
         alt=f"Accuracy by layer of linear probes on the {KINDS[kind]}, against a majority baseline of "
         f"{majority:.1f} %. At the last layer: {ends}.",
     )

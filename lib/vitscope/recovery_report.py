@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -93,6 +94,8 @@ def chance_table(found: Found) -> pd.DataFrame:
 
 def chance_figure(found: Found, backbone: str) -> plotting.Figure | None:
     """Recovery rates of one backbone beside what luck recovers; None where it makes no error."""
+    from vitscope.explore_levels import bars_at  # brings altair
+
     rows = [
         {"dataset": dataset, "probes": name, "rate": e.value, "low": e.low, "high": e.high}
         for (model, dataset), r in found.items()
@@ -104,7 +107,7 @@ def chance_figure(found: Found, backbone: str) -> plotting.Figure | None:
         return None
     table = pd.DataFrame(rows)
     means = ", ".join(f"{n} {v:.0f} %" for n, v in table.groupby("probes", sort=False)["rate"].mean().items())
-    return plotting.category_bars(
+    figure = plotting.category_bars(
         table,
         x="dataset",
         y="rate",
@@ -117,6 +120,12 @@ def chance_figure(found: Found, backbone: str) -> plotting.Figure | None:
         alt=f"Recovery rates of {backbone} beside controls on {table['dataset'].nunique()} datasets, "
         f"on average: {means}.",
     )
+    explorer = bars_at(
+        table, value="rate", bar="probes", selects=["dataset"],
+        order=[name for name in RATES if name in set(table["probes"])], band=("low", "high"),
+        unit="recovery rate (%)", title=f"recovery and luck, {backbone}, task by task",
+    )  # fmt: skip
+    return replace(figure, explorer=explorer)
 
 
 def count_figure(counts: pd.DataFrame, where: Where) -> plotting.Figure | None:
@@ -138,6 +147,7 @@ def count_figure(counts: pd.DataFrame, where: Where) -> plotting.Figure | None:
         xlabel="probes beside that of the last state",
         ylabel="recovery rate (%)",
         name="recovery_by_count",
+        explore=True,
         alt=f"Recovery rate of linear probes over their number: {ends}.",
     )
 
@@ -169,6 +179,7 @@ def state_figure(recovery: Recovery, where: Where) -> plotting.Figure | None:
         ylabel="share (%)",
         reference=(rate, f"any of them: {rate:.1f} %"),
         name="recovery_by_state",
+        explore=True,
         alt=f"Share of the last state's answers that single earlier states change, {at(where)}: {tops}. "
         f"Any of them is right on {rate:.0f} % of its errors.",
     )

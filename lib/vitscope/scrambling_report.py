@@ -52,6 +52,7 @@ def information_figure(found: Found) -> plotting.Figure:
         title="How much of a patch its own token still holds",
         ylabel="R² of the patch embedding",
         name="information",
+        explore=True,
         alt=f"R² of the patch embedding reconstructed from the patch's own token, by state: {ends}.",
     )
 
@@ -74,6 +75,7 @@ def isi_figure(found: Found, name: str = "isi") -> plotting.Figure:
         ylabel="ISI",
         reference=(0.0, "0: other tokens add nothing"),
         name=name,
+        explore=True,
         alt=f"Information Scrambling Index by state: {ends}.",
     )
 
@@ -94,6 +96,7 @@ def control_figure(scrambled: Scrambling, backbone: str) -> plotting.Figure:
         ylabel="ISI",
         reference=(0.0, "0"),
         name="isi_controls",
+        explore=True,
         alt=f"ISI of {backbone} by state beside two controls: {ends}.",
     )
 
@@ -112,6 +115,7 @@ def conditions_figure(conditions: Mapping[str, Scrambling], backbone: str) -> pl
         ylabel="ISI",
         reference=(0.0, "0"),
         name="isi_conditions",
+        explore=True,
         alt=f"ISI of {backbone} by state under {len(conditions)} conditions: {tops}.",
     )
 
@@ -162,6 +166,7 @@ def index_figure(index: Mapping[str, Tensor], clusters: np.ndarray | None) -> pl
         title="The summary's index: cosine across attention over its entropy",
         ylabel="isi_attention (1/nat)",
         name="isi_attention",
+        explore=True,
         alt=f"Attention-based index by block, first to last: {ends}.",
     )
 

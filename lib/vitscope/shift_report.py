@@ -88,8 +88,13 @@ def severity_table(found: Found) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["set", "method", "severity", "accuracy", "low", "high"])
 
 
-def severity_figure(table: pd.DataFrame) -> plotting.Figure:
-    """A panel per corrupted set: accuracy against severity, a curve per method."""
+def severity_figure(table: pd.DataFrame, found: Found | None = None) -> plotting.Figure:
+    """A panel per corrupted set: accuracy against severity, a curve per method.
+
+    With `found`, readers explore every method under every corruption.
+    """
+    from vitscope.explore_shift import severities  # brings altair
+
     sets = list(dict.fromkeys(table["set"]))
     with plotting.style():
         figure = Canvas(figsize=(1.4 + 2.4 * len(sets), 3.2), layout="constrained")
@@ -113,7 +118,7 @@ def severity_figure(table: pd.DataFrame) -> plotting.Figure:
         for name, of in table.groupby("set", sort=False)
     )  # fmt: skip
     alt = f"Accuracy in percent, clean and at the highest severity, by set and method: {ends}."
-    return plotting.Figure(figure, table, alt, "severity")
+    return plotting.Figure(figure, table, alt, "severity", None if found is None else severities(found))
 
 
 def change_table(found: Found) -> pd.DataFrame:

@@ -62,6 +62,7 @@ def trade_off_figure(found: TradeOff, backbone: str) -> plotting.Figure:
         title=f"What {backbone} keeps of its patches, and what it has for the task",
         ylabel="share of its range",
         name=f"tradeoff_{file_name(backbone)}",
+        explore=True,
         alt=f"Two curves of {backbone} over {len(found.states)} states: information falls to "
         f"{found.information[-1]:.2f} of its first value, accuracy reaches {found.task[-1]:.2f} of its best. "
         f"{found.summary()}",

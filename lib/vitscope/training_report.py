@@ -88,6 +88,7 @@ def accuracy_figure(followed: Followed, name: str) -> plotting.Figure:
         xlabel="images seen in training",
         ylabel="accuracy (%)",
         name="training_accuracy",
+        explore=True,
         alt=f"Probe accuracy at the last layer of {name} against images seen in training: {ends}.",
     )
 

@@ -253,6 +253,7 @@ def attention_figure(table: pd.DataFrame, measure: str) -> Figure:
         band=("low", "high"),
         title=title,
         name=f"attention_{measure}",
+        explore=True,
     )
 
 
@@ -269,6 +270,7 @@ def training_figure(table: pd.DataFrame, measure: str) -> Figure:
         title=f"{TITLES[measure]}, along training",
         xlabel="images seen in training",
         name=f"training_{measure}",
+        explore=True,
     )
 
 

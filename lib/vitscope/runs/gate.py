@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from vitscope.errors import unknown
-from vitscope.runs import gate_html
+from vitscope.runs import explore_cards, gate_html
 from vitscope.runs import launch as launching
 from vitscope.runs import notebook as nb
 from vitscope.runs.hashing import sha256_file
@@ -154,6 +154,14 @@ def _against_record(path: Path, source: Path, staged: Path, record: Record) -> I
         problem = gate_html.figure_problem(page, figure.name, figure.text)
         if problem:
             yield problem
+    for explored in record.explorers:
+        problem = explore_cards.problem(page, explored.name, explored.words, explored.spec_sha256)
+        if problem:
+            yield problem
+    if len(page.select("details.vitscope-explore")) != len(record.explorers):
+        yield "shows explorers that its record does not know"
+    if record.explorers and not gate_html.runs_script(page, path, "explore.js"):
+        yield "has explorers, but not the script that draws them"
     for table in record.tables:
         if not gate_html.has_table(page, table.name):
             yield f"table {table.name} is missing"

@@ -118,6 +118,12 @@ def figure_problem(page: BeautifulSoup, name: str, alt: str) -> str | None:
     return None if " ".join(alt.split()) in alts else f"figure {name} is shown without its own alt text"
 
 
+def runs_script(page: BeautifulSoup, path: Path, name: str) -> bool:
+    """Whether a page loads a script file of that name which lies in the site."""
+    addresses = [urlsplit(str(script["src"])).path for script in page.find_all("script", src=True)]
+    return any(Path(a).name == name and (path.parent / unquote(a)).is_file() for a in addresses)
+
+
 def has_table(page: BeautifulSoup, name: str) -> bool:
     holder = page.select_one(f'[data-table="{name}"]')
     return holder is not None and holder.find("td") is not None

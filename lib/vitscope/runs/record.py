@@ -59,6 +59,14 @@ class Shown(_Part):
     csv_sha256: str
 
 
+class Explored(_Part):
+    """A chart with sliders below the figure `name`, as the page must show it."""
+
+    name: str = Field(pattern=NAME_PATTERN)
+    words: str = Field(description="what can be done, and what is seen at the start")
+    spec_sha256: str
+
+
 class Model(_Part):
     name: str
     digest: str
@@ -122,6 +130,7 @@ class Record(_Part):
     data: list[Data] = []
     numbers: dict[str, Number] = {}
     figures: list[Shown] = []
+    explorers: list[Explored] = []
     tables: list[Shown] = []
     remarks: list[Remark] = []
     versions: dict[str, str] = {}

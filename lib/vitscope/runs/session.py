@@ -20,11 +20,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitscope.runs import cards, provenance
+from vitscope.runs import cards, explore_cards, provenance
 from vitscope.runs.hashing import parameters_digest, sha256_text
 from vitscope.runs.numbers import make_number
 from vitscope.runs.parameters import Parameters
-from vitscope.runs.record import Data, Model, Record, Remark, Shown, Volatile, check_name
+from vitscope.runs.record import Data, Explored, Model, Record, Remark, Shown, Volatile, check_name
 from vitscope.runs.schema import schema_of
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class Run:
             self.report(f"{key}.{re.sub(r'[^a-z0-9_.-]', '-', name.lower())}", **row)
 
     def figure(self, figure: Figure) -> None:
-        """Show a figure with its alt text, and under it a card with its provenance and data."""
+        """Show a figure with its alt text, under it a card with its provenance and data, and its explorer."""
         self._open(figure.name, [f.name for f in self._record.figures])
         if self.is_smoke:
             figure.fig.text(0.995, 0.995, cards.SMOKE_TEXT, ha="right", va="top", fontsize=8, color="#a33")
@@ -167,6 +167,12 @@ class Run:
             {"vitscope": {"figure": figure.name, "alt": figure.alt}},
         )
         _show_html(cards.figure_card(figure.name, self._facts(), data, figure.alt))
+        if (explorer := figure.explorer) is not None:
+            digest = sha256_text(explorer.spec)
+            explored = Explored(name=figure.name, words=explorer.words, spec_sha256=digest)
+            self._record.explorers.append(explored)
+            run = self._facts()["Run"]
+            _show_html(explore_cards.card(figure.name, explorer, run, smoke=self.is_smoke))
 
     def table(
         self, data: pd.DataFrame, name: str, caption: str, *, precision: int = 3, html: str | None = None
