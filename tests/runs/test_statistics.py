@@ -55,38 +55,43 @@ PUBLISHED = [record("02_second", seed=1, seconds=100.0), record("02_second", sec
 
 
 def test_what_runs_took():
-    table = run_statistics.spent(RUNS, {"notebooks/01_first": "Curves"})
-    assert "peak GPU memory (MiB)" not in table
-    first, second = table.to_dict("records")
+    first, second = run_statistics.took(RUNS, {"notebooks/01_first": "Curves"}).to_dict("records")
     assert first == {
-        "notebook": "01_first", "run (UTC)": "2026-03-01 10:20", "seconds": 60.25, "slowest cell (s)": 40.0,
-        "its heading": "Curves", "peak memory (MiB)": 1234, "threads": 2, "device": "cpu",
+        "notebook": "01_first", "date": "2026-03-01", "seconds": 60.25, "slowest cell (s)": 40.0,
+        "under the heading": "Curves",
     }  # fmt: skip
     assert second["slowest cell (s)"] == 3.0
-    assert pd.isna(second["its heading"])
+    assert pd.isna(second["under the heading"])
+
+
+def test_what_runs_needed():
+    old = record("03_old", peak_rss_mib=None)  # from before features were counted
+    table = run_statistics.needed({**RUNS, "notebooks/03_old": old})
+    assert table.columns.tolist() == [
+        "notebook", "peak memory (MiB)", "threads", "device",
+        "features computed (images)", "features found (images)",
+    ]  # fmt: skip
+    assert table.iloc[1].tolist() == ["02_second", 900, 2, "cpu", 200, 1600]
+    assert table.isna().sum().tolist() == [0, 1, 0, 0, 1, 1]
+    assert table.to_csv(index=False).splitlines()[1:] == [
+        "01_first,1234,2,cpu,800,0", "02_second,900,2,cpu,200,1600", "03_old,,2,cpu,,",
+    ]  # fmt: skip
 
 
 def test_a_gpu_has_a_column_once_a_run_used_one():
-    on_gpu = record("03_third", gpu="A GPU", peak_gpu_mib=2000.4, peak_rss_mib=None)
-    table = run_statistics.spent({**RUNS, "notebooks/03_third": on_gpu}, {})
+    on_gpu = record("03_third", gpu="A GPU", peak_gpu_mib=2000.4)
+    table = run_statistics.needed({**RUNS, "notebooks/03_third": on_gpu})
     assert table["peak GPU memory (MiB)"].tolist()[2] == 2000
     assert table["peak GPU memory (MiB)"].isna().tolist() == [True, True, False]
-    assert table["peak memory (MiB)"].isna().tolist() == [False, False, True]
     machine = run_statistics.published([on_gpu])["machine"].item()
     assert machine == "Linux x86_64, A GPU"
 
 
 def test_what_pages_show():
-    old = record("03_old")  # from before features were counted
-    table = run_statistics.shown({**RUNS, "notebooks/03_old": old}, {"notebooks/01_first": 10_240})
-    assert table.columns.tolist() == [
-        "notebook", "numbers", "figures", "tables", "features computed (images)", "features found (images)",
-        "page (KiB)",
+    table = run_statistics.shown(RUNS, {"notebooks/01_first": 10_240})
+    assert table.to_csv(index=False).splitlines() == [
+        "notebook,numbers,figures,tables,page (KiB)", "01_first,2,1,0,10", "02_second,1,1,0,",
     ]  # fmt: skip
-    assert table["features found (images)"].tolist()[:2] == [0, 1600]
-    assert table.isna().sum().tolist() == [0, 0, 0, 0, 1, 1, 2]
-    assert table["page (KiB)"].tolist()[0] == 10
-    assert table.to_csv(index=False).splitlines()[1] == "01_first,2,1,0,800,0,10"
 
 
 def test_totals():
@@ -101,7 +106,7 @@ def test_totals():
         "Pages": "1.5 MiB with their pictures",
         "Machine": "Linux x86_64",
         "Threads of a run": "2",
-        "Commit": "aaaaaaaaaaaa or bbbbbbbbbbbb with changes",
+        "Commit": "aaaaaaaaaa or bbbbbbbbbb with changes",
         "Versions": "python 3.11.7, torch 2.14.1",
     }
     other = FIRST.model_copy(update={"versions": {"python": "3.11.7", "torch": "2.15.0"}})
@@ -220,20 +225,20 @@ def test_the_page_shows_runs_and_records_with_their_data(tmp_path):
     out = built(tmp_path)
     found = page(out)
     assert [t["data-table"] for t in found.select("[data-table]")] == [
-        "runs_spent", "runs_shown", "published_records",
+        "runs_took", "runs_needed", "runs_shown", "published_records",
     ]  # fmt: skip
-    cells = [[c.get_text() for c in row.select("td")] for row in found.select("#table-runs_spent tbody tr")]
+    cells = [[c.get_text() for c in row.select("td")] for row in found.select("#table-runs_took tbody tr")]
     assert cells == [
-        ["01_first", "2026-03-01 10:20", "60.2", "40.0", "What p and CLS do", "1234", "2", "cpu"],
-        ["02_second", "2026-03-01 10:20", "1200.0", "3.0", "–", "900", "2", "cpu"],
+        ["01_first", "2026-03-01", "60.2", "40.0", "What p and CLS do"],
+        ["02_second", "2026-03-01", "1200.0", "3.0", "–"],
     ]
-    links = [a["href"] for a in found.select("#table-runs_spent a, #table-runs_shown a")]
-    assert links == ["../notebooks/01_first.html", "../notebooks/02_second.html"] * 2
+    links = [a["href"] for a in found.select(".vitscope-table a")]
+    assert links == ["../notebooks/01_first.html", "../notebooks/02_second.html"] * 3
     facts = found.select_one(".vitscope-facts").get_text(" ")
     assert "1,260, added up" in facts
     assert re.search(r"jupyter-book \d", facts)
     assert statistics_page.MARK not in str(found)
-    assert carried(found, "runs_spent")["seconds"].tolist() == [60.25, 1200.0]
+    assert carried(found, "runs_took")["seconds"].tolist() == [60.25, 1200.0]
     assert carried(found, "published_records")["seconds"].tolist() == [60.25, 99.0, 100.0]
 
 

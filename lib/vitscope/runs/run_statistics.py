@@ -75,28 +75,39 @@ def _plain(text: str) -> str:
     return re.sub(r"[`$*]", "", text)
 
 
-def spent(runs: Mapping[str, Record], headings: Mapping[str, str]) -> pd.DataFrame:
-    """What each run took: time, memory, threads, device, and its slowest cell; `headings` are by page."""
-    rows = []
-    for page, record in runs.items():
-        volatile = record.volatile
-        _, slowest = _slowest(volatile)
-        rows.append(
-            {
-                "notebook": record.notebook,
-                "run (UTC)": _when(volatile),
-                "seconds": volatile.seconds,
-                "slowest cell (s)": slowest,
-                "its heading": headings.get(page) or None,
-                "peak memory (MiB)": _whole(volatile.peak_rss_mib),
-                "peak GPU memory (MiB)": _whole(volatile.peak_gpu_mib),
-                "threads": volatile.threads,
-                "device": _device(record),
-            }
-        )
-    table = _frame(rows)
+def took(runs: Mapping[str, Record], headings: Mapping[str, str]) -> pd.DataFrame:
+    """Seconds of each run and of its slowest cell; `headings` are those above that cell, by page."""
+    return _frame(
+        {
+            "notebook": record.notebook,
+            "date": record.volatile.started[:10] or None,
+            "seconds": record.volatile.seconds,
+            "slowest cell (s)": _slowest(record.volatile)[1],
+            "under the heading": headings.get(page) or None,
+        }
+        for page, record in runs.items()
+    )
+
+
+def needed(runs: Mapping[str, Record]) -> pd.DataFrame:
+    """Memory, threads and device of each run, and features that it computed or found in the cache.
+
+    Features are counted in pictures, for each backbone that looked at them.
+    """
+    table = _frame(
+        {
+            "notebook": record.notebook,
+            "peak memory (MiB)": _whole(record.volatile.peak_rss_mib),
+            "peak GPU memory (MiB)": _whole(record.volatile.peak_gpu_mib),
+            "threads": record.volatile.threads,
+            "device": _either(model.device for model in record.models),
+            "features computed (images)": record.volatile.features_computed,
+            "features found (images)": record.volatile.features_found,
+        }
+        for record in runs.values()
+    )
     on_gpu = any(record.volatile.peak_gpu_mib for record in runs.values())
-    return table if on_gpu or table.empty else table.drop(columns="peak GPU memory (MiB)")
+    return table if on_gpu else table.drop(columns="peak GPU memory (MiB)")
 
 
 def slowest_cell(record: Record) -> str | None:
@@ -105,18 +116,13 @@ def slowest_cell(record: Record) -> str | None:
 
 
 def shown(runs: Mapping[str, Record], sizes: Mapping[str, int]) -> pd.DataFrame:
-    """What each page shows and how large it is; `sizes` are bytes, by page.
-
-    Features are counted in pictures, once for each backbone that looked at them.
-    """
+    """What each page shows and how large it is; `sizes` are bytes, by page."""
     return _frame(
         {
             "notebook": record.notebook,
             "numbers": len(record.numbers),
             "figures": len(record.figures),
             "tables": len(record.tables),
-            "features computed (images)": record.volatile.features_computed,
-            "features found (images)": record.volatile.features_found,
             "page (KiB)": _whole(sizes[page] / 1024 if page in sizes else None),
         }
         for page, record in runs.items()
@@ -136,7 +142,6 @@ def published(records: Iterable[Record]) -> pd.DataFrame:
             "threads": record.volatile.threads,
             "seconds": record.volatile.seconds,
             "peak memory (MiB)": _whole(record.volatile.peak_rss_mib),
-            "numbers": len(record.numbers),
             "commit": _commit(record.volatile),
         }
         for record in ordered
@@ -178,15 +183,6 @@ def _slowest(volatile: Volatile) -> tuple[str | None, float | None]:
     return cell, cells[cell] if cell is not None else None
 
 
-def _when(volatile: Volatile) -> str | None:
-    return volatile.started[:16].replace("T", " ") or None
-
-
-def _device(record: Record) -> str:
-    """Where the models ran; a run without models has none."""
-    return _either(model.device for model in record.models)
-
-
 def _machine(volatile: Volatile) -> str:
     return ", ".join(filter(None, (volatile.platform, volatile.processor, volatile.gpu))) or _NOTHING
 
@@ -194,7 +190,7 @@ def _machine(volatile: Volatile) -> str:
 def _commit(volatile: Volatile) -> str | None:
     if volatile.commit is None:
         return None
-    return volatile.commit[:12] + (" with changes" if volatile.modified else "")
+    return volatile.commit[:10] + (" with changes" if volatile.modified else "")
 
 
 def _either(texts: Iterable[str]) -> str:

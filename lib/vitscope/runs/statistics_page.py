@@ -30,11 +30,16 @@ NO_RECORDS = "No records are published."
 _ELSEWHERE = "The tables are in the HTML edition of this book."
 _SITE_TOOLS = ("jupyter-book", "sphinx", "myst-nb", "sphinx-book-theme")
 _PICTURE = re.compile(r'<img\b[^>]*?\bsrc="([^"]+)"')
-SPENT = "What each run took. Seconds and memory are of the whole run; its slowest cell stands beside them."
-SHOWN = (
-    "What each page shows, whose features were computed or found, and how large the page is with pictures."
-)
-PUBLISHED = "The published records, on which the verdicts rest: one a notebook and seed."
+TOOK = "Seconds of each run, and of its slowest cell with the heading above it"
+NEEDED = "Memory, threads and device of each run; images whose features it computed or found in the cache"
+SHOWN = "What each page shows, and its size"
+PUBLISHED = "The published records: one for each notebook and seed"
+_STYLE = """<style>
+.vitscope-statistics table { font-size: .75rem; line-height: 1.4 }
+.vitscope-statistics .vitscope-table :is(th, td) { padding: .25em .3em; vertical-align: top }
+.vitscope-statistics .vitscope-facts th { white-space: nowrap; vertical-align: top; padding-right: 1em }
+#table-runs_took td:nth-child(2), #table-published_records td:nth-child(4) { white-space: nowrap }
+</style>"""
 
 
 class RunStatistics(SphinxDirective):
@@ -57,7 +62,7 @@ class RecordStatistics(SphinxDirective):
             raise ExtensionError(f"the published records cannot be read: {error}") from None
         if table.empty:
             return _words(NO_RECORDS)
-        html = cards.table("published_records", table, PUBLISHED, precision=0)
+        html = _compact(cards.table("published_records", table, PUBLISHED, precision=0))
         return [nodes.raw("", html, format="html"), *_elsewhere()]
 
 
@@ -97,7 +102,7 @@ def _fill(app: Any, exception: Exception | None) -> None:
 def tables(
     runs: run_statistics.Runs, sizes: dict[str, int], notebooks: dict[str, Path], links: dict[str, str]
 ) -> str:
-    """Totals and two tables, as HTML: `sizes` and `notebooks` by page, `links` by name of the notebook."""
+    """Totals and three tables, as HTML: `sizes` and `notebooks` by page, `links` by name of the notebook."""
     headings = {
         page: run_statistics.heading(notebooks[page], cell)
         for page, record in runs.items()
@@ -105,13 +110,17 @@ def tables(
     }
     tools = ", ".join(f"{name} {hashing.installed(name)}" for name in _SITE_TOOLS)
     facts = {**run_statistics.totals(runs, sizes), "Site made with": tools}
-    spent = cards.table("runs_spent", run_statistics.spent(runs, headings), SPENT, precision=1)
-    shown = cards.table("runs_shown", run_statistics.shown(runs, sizes), SHOWN)
-    both = spent + shown
+    html = cards.table("runs_took", run_statistics.took(runs, headings), TOOK, precision=1)
+    html += cards.table("runs_needed", run_statistics.needed(runs), NEEDED)
+    html += cards.table("runs_shown", run_statistics.shown(runs, sizes), SHOWN)
     for name, address in links.items():
         cell = f"<td>{escape(name)}</td>"
-        both = both.replace(cell, f'<td><a href="{escape(address)}">{escape(name)}</a></td>')
-    return f'<div style="overflow-x:auto">{cards.facts_table(facts)}</div>{both}'
+        html = html.replace(cell, f'<td><a href="{escape(address)}">{escape(name)}</a></td>')
+    return _compact(f'<div style="overflow-x:auto">{cards.facts_table(facts)}</div>{html}')
+
+
+def _compact(html: str) -> str:
+    return f'<div class="vitscope-statistics">{_STYLE}{html}</div>'
 
 
 def page_size(page: Path) -> int:
