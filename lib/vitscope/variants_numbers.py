@@ -20,7 +20,7 @@ from vitscope.variants_measure import Found, Key, Sets
 from vitscope.variants_scores import Score, gain, level, of_curves, relative_fall, relative_gain
 
 NO_SPARSE = "not measured: no variant of this family has entmax-1.5"
-NO_ALONE = "not measured: no variants trained without labels are named"
+NO_ALONE = "not measured, as none are named"
 ONE = "one training"
 LENGTH, CHANGE = "length", "change"
 
