@@ -7,6 +7,7 @@ background alone. Whether it did is asked here with pictures that no training ha
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,11 +49,9 @@ def triplets(count: int, *, seed: int, scale: tuple[float, float] = emoji.Recipe
     groups = table["group"].to_numpy()
     others = np.array([random.choice(seen[groups[seen] != groups[number]]) for number in asked])
     ids = np.arange(count)
-    options = {"style": "noto", "seed": _SEED + seed, "recipe": emoji.Recipe(scale=scale)}
+    draw = partial(emoji.render, style="noto", seed=_SEED + seed, recipe=emoji.Recipe(scale=scale))
     return Triplets(
-        emoji.render(asked, ids, **options),
-        emoji.render(asked, ids + count, **options),
-        emoji.render(others, ids + 2 * count, backgrounds=ids, **options),
+        draw(asked, ids), draw(asked, ids + count), draw(others, ids + 2 * count, backgrounds=ids)
     )
 
 
@@ -110,4 +109,6 @@ def preference_figure(found: pd.DataFrame) -> plotting.Figure:
 def _features(model: Backbone, pictures: Tensor) -> Tensor:
     with torch.inference_mode():
         seen = capture(model, model.transform(pictures), norm="final")
-    return (seen.patch_mean if seen.cls is None else seen.cls)[-1].float()
+    states = seen.patch_mean if seen.cls is None else seen.cls
+    assert states is not None  # a model has CLS or patches, and both are kept
+    return states[-1].float()

@@ -38,7 +38,7 @@ class PointInBox:
     counts the others by reason.
     """
 
-    rate: np.ndarray | np.float64
+    rate: np.ndarray
     hits: np.ndarray
     patch: np.ndarray
     chance: float
@@ -168,7 +168,7 @@ def point_in_box(
     kept = owned[keep]
     hits = kept[torch.arange(len(kept)), best].numpy()
     return PointInBox(
-        rate=hits.mean(-1),
+        rate=np.asarray(hits.mean(-1)),
         hits=hits,
         patch=best.numpy(),
         chance=float(kept.double().mean()),
