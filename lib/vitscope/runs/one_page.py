@@ -95,8 +95,8 @@ def separate(page: BeautifulSoup, root: str, pages: Collection[str]) -> None:
             element["href"] = address(document, str(element["href"]))
         for attribute in _POINTING:
             if element.get(attribute):
-                old = element[attribute]
-                words = old if isinstance(old, list) else str(old).split()
+                given = element[attribute]
+                words = given if isinstance(given, list) else str(given).split()
                 element[attribute] = " ".join(place(document, word) for word in words)
 
 
