@@ -12,8 +12,8 @@ import yaml
 
 from vitscope.runs import book as books
 from vitscope.runs import gate, runner
-from vitscope.runs.book import BuildFailed
 from vitscope.runs.gate import GateError
+from vitscope.runs.render import BuildFailed
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from bs4 import BeautifulSoup
 
 from vitscope.errors import unknown
 from vitscope.runs import explore_cards, gate_html
@@ -100,7 +101,7 @@ def check_site(
     problems = []
     for page in pages:
         path = html / f"{page}.html"
-        found = [*_page(path, html)] if path.is_file() else ["was not built"]
+        found = [*_page(gate_html.parse(path), path, html)] if path.is_file() else ["was not built"]
         if page in records and path.is_file():
             found += _against_record(path, sources[page], staged[page], records[page])
         if launch and path.is_file():
@@ -118,7 +119,7 @@ def check_site(
 def check_one_page(html: Path, path: Path, records: Mapping[str, Record]) -> None:
     """Raise `GateError` unless the page that holds the whole book is whole: every figure, table and link."""
     page = gate_html.parse(path)
-    problems = [*_page(path, html), *gate_html.repeated_ids(page)]
+    problems = [*_page(page, path, html), *gate_html.repeated_ids(page)]
     for name, record in records.items():
         found = [gate_html.figure_problem(page, figure.name, figure.text) for figure in record.figures]
         found += [
@@ -131,10 +132,9 @@ def check_one_page(html: Path, path: Path, records: Mapping[str, Record]) -> Non
         raise GateError([f"one page: {problem}" for problem in dict.fromkeys(problems)])
 
 
-def _page(path: Path, html: Path) -> Iterator[str]:
+def _page(page: BeautifulSoup, path: Path, html: Path) -> Iterator[str]:
     from vitscope.figures import SHORTEST_ALT  # brings matplotlib
 
-    page = gate_html.parse(path)
     yield from gate_html.error_outputs(page)
     yield from gate_html.outside_requests(page)
     yield from gate_html.images_without_alt(page, SHORTEST_ALT)

@@ -81,6 +81,7 @@ def images_without_alt(page: BeautifulSoup, shortest: int) -> Iterator[str]:
 
 def broken_links(page: BeautifulSoup, path: Path, root: Path) -> Iterator[str]:
     """Relative links of the article to a file or an anchor that is not there."""
+    own = {str(element["id"]) for element in page.find_all(id=True)}
     for link in page.select("article a[href], article img[src]"):
         address = str(link.get("href") or link.get("src"))
         parts = urlsplit(address)
@@ -89,18 +90,10 @@ def broken_links(page: BeautifulSoup, path: Path, root: Path) -> Iterator[str]:
         target = (path.parent / unquote(parts.path)).resolve() if parts.path else path.resolve()
         if not target.is_relative_to(root.resolve()) or not target.exists():
             yield f"links to {address}, which is not in the site"
-        elif (
-            parts.fragment
-            and target.suffix == ".html"
-            and not _has_anchor(page, path, target, unquote(parts.fragment))
-        ):
-            yield f"links to {address}, where there is no such anchor"
-
-
-def _has_anchor(page: BeautifulSoup, path: Path, target: Path, name: str) -> bool:
-    if target == path.resolve():
-        return page.find(id=name) is not None
-    return name in _anchors(target, target.stat().st_mtime_ns)
+        elif parts.fragment and target.suffix == ".html":
+            ids = own if target == path.resolve() else _anchors(target, target.stat().st_mtime_ns)
+            if unquote(parts.fragment) not in ids:
+                yield f"links to {address}, where there is no such anchor"
 
 
 @lru_cache(maxsize=64)

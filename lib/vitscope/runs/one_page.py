@@ -18,6 +18,10 @@ from sphinx import addnodes
 from sphinx.builders.singlehtml import SingleFileHTMLBuilder
 
 BEGIN = "document-"  # Sphinx's id of the place where a document begins
+_SEARCH = (
+    "script[src*='searchindex.js'], link[rel=search], link[rel=index], .search-button, .search-button-field, "
+    "#pst-search-dialog"
+)
 _POINTING = ("for", "aria-labelledby", "aria-describedby", "aria-controls", "headers")
 
 
@@ -55,11 +59,14 @@ def setup(app: Any) -> dict[str, bool]:
 def separate(page: BeautifulSoup, root: str, pages: Collection[str]) -> None:
     """Make ids unique and let every link lead to the place it means; `root` is the first of the `pages`.
 
-    The first of several equal ids keeps its name. Raises ValueError for a page without an article.
+    The first of several equal ids keeps its name. The theme's search goes, since this builder makes no index;
+    the browser's own finds everything on one page. Raises ValueError for a page without an article.
     """
     article = page.find("article")
     if not isinstance(article, Tag):
         raise ValueError("the page has no <article>; was it built with this book's theme?")
+    for element in page.select(_SEARCH):
+        element.decompose()
     article.insert(0, page.new_tag("span", id=f"{BEGIN}{root}"))
     names = _name(page, article, root)
     first: dict[str, str] = {}
@@ -88,8 +95,8 @@ def separate(page: BeautifulSoup, root: str, pages: Collection[str]) -> None:
             element["href"] = address(document, str(element["href"]))
         for attribute in _POINTING:
             if element.get(attribute):
-                old = element[attribute]
-                words = old if isinstance(old, list) else str(old).split()
+                given = element[attribute]
+                words = given if isinstance(given, list) else str(given).split()
                 element[attribute] = " ".join(place(document, word) for word in words)
 
 
