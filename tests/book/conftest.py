@@ -85,7 +85,9 @@ def visit(browser) -> Iterator:
     contexts = []
 
     def start(path: Path, *, width: int = 1280, scheme: str = "light", query: str = "") -> Visit:
-        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        context = browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=scheme, reduced_motion="reduce"
+        )
         contexts.append(context)
         return Visit(context.new_page()).open(path, query)
 

@@ -54,7 +54,7 @@ FOCUS = """() => {
   const seen = style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 2
     || style.boxShadow !== "none"
     || [...e.children].some(c => getComputedStyle(c).outlineStyle !== "none");
-  return {name: e.tagName.toLowerCase() + (e.id && "#" + e.id) + [...e.classList].map(c => "." + c).join(""),
+  return {end: e === document.body, name: e.tagName.toLowerCase() + (e.id && "#" + e.id) + [...e.classList].map(c => "." + c).join(""),
           href: e.getAttribute("href") || "", filter: e.dataset.filter || "", seen,
           label: (e.ariaLabel || e.innerText || e.title || "").trim().slice(0, 40),
           within: box.bottom > 0 && box.top < innerHeight && getComputedStyle(e).opacity > 0.5};
@@ -103,7 +103,7 @@ def walk(page, most: int = 600) -> list[dict]:
     for _ in range(most):
         page.keyboard.press("Tab")
         stop = page.evaluate(FOCUS)
-        if stop["name"] == "body":
+        if stop["end"]:
             break
         stops.append(stop)
     return stops
