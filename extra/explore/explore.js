@@ -20,7 +20,9 @@
     .vitscope-explore-controls output { min-width: 2.5em; font-variant-numeric: tabular-nums; }
     .vitscope-explore-controls :focus-visible { outline: 3px solid currentColor; outline-offset: 2px; }
     .vitscope-explore-chart { background: white; width: 100%; overflow: hidden; }
-    .vitscope-explore-values { overflow: auto; max-height: 17em; margin-top: .4em; }
+    .vitscope-explore-values { overflow: auto; margin-top: .4em; }
+    .vitscope-explore-long { max-height: 17em; }
+    .vitscope-explore-values td + td { white-space: nowrap; }
     .vitscope-explore-values table { width: auto; margin: 0; border-collapse: collapse; }
     .vitscope-explore-values caption { caption-side: top; text-align: left; white-space: nowrap; padding: 0; color: inherit; }
     .vitscope-explore-values :is(th, td) { text-align: left; padding: .1em 1em .1em 0; font-weight: normal;
@@ -125,6 +127,7 @@
         values.replaceChildren(table(spec, meta, inputs, (name) => view.signal(name)));
         const long = values.querySelectorAll("tr").length > MOST_SPOKEN;
         values.setAttribute("aria-live", long ? "off" : "polite");
+        values.classList.toggle("vitscope-explore-long", long);
       };
       inputs.forEach((input) => view.addSignalListener(input.name, update));
       const mark = meta.readout.mark;
