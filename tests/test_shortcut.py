@@ -64,7 +64,7 @@ def test_shares_and_their_figure(pictures):
     figure = shortcut.preference_figure(
         pd.DataFrame([{"model": "m", "emoji": 12.34, "low": 10.0, "high": 15.0}])
     )
-    assert figure.alt.endswith("m 12.3 %.")
+    assert figure.alt.endswith("m 12.3 % (10.0 to 15.0).")
 
 
 @pytest.mark.parametrize("count", [1, 5000])

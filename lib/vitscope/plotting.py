@@ -142,6 +142,8 @@ def _categories(
         turned = longest * len(places) > MOST_LETTERS
         room = 0.8 if turned else max(0.8, 0.09 * longest)  # inches a category
         beside = 1.6 if groups == 1 else 2.4  # axis labels, and a legend
+        if reference is not None:  # its label stands in the legend
+            beside = max(beside, 1.6 + 0.08 * len(reference[1]))
         fig, ax = _canvas(max(4.0, beside + room * len(places)), 3.4, title, xlabel or x, ylabel or y)
         for i, level in enumerate(levels):
             rows = table if hue is None else table[table[hue] == level]

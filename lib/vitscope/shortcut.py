@@ -90,9 +90,13 @@ def numbers(found: pd.DataFrame, count: int) -> dict[str, dict[str, Any]]:
     }
 
 
+def words(found: pd.DataFrame) -> str:
+    """The shares in a sentence, "MODEL 12.3 % (10.0 to 15.0), …"."""
+    return ", ".join(f"{r.model} {r.emoji:.1f} % ({r.low:.1f} to {r.high:.1f})" for r in found.itertuples())
+
+
 def preference_figure(found: pd.DataFrame) -> plotting.Figure:
     """The shares of `preference` as bars; at 50 % emoji and background weigh alike."""
-    shares = ", ".join(f"{row.model} {row.emoji:.1f} %" for row in found.itertuples())
     return plotting.category_bars(
         found,
         x="model",
@@ -102,7 +106,7 @@ def preference_figure(found: pd.DataFrame) -> plotting.Figure:
         title="Nearer to the same emoji than to the same background",
         ylabel="share of pictures (%)",
         name="shortcut",
-        alt=f"Share of pictures that lie nearer to their emoji than to their background: {shares}.",
+        alt=f"Share of pictures that lie nearer to their emoji than to their background: {words(found)}.",
     )
 
 
