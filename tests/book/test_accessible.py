@@ -54,7 +54,8 @@ FOCUS = """() => {
   const seen = style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 2
     || style.boxShadow !== "none"
     || [...e.children].some(c => getComputedStyle(c).outlineStyle !== "none");
-  return {end: e === document.body, name: e.tagName.toLowerCase() + (e.id && "#" + e.id) + [...e.classList].map(c => "." + c).join(""),
+  const classes = [...e.classList].map(c => "." + c).join("");
+  return {end: e === document.body, name: e.tagName.toLowerCase() + (e.id && "#" + e.id) + classes,
           href: e.getAttribute("href") || "", filter: e.dataset.filter || "", seen,
           label: (e.ariaLabel || e.innerText || e.title || "").trim().slice(0, 40),
           within: box.bottom > 0 && box.top < innerHeight && getComputedStyle(e).opacity > 0.5};
