@@ -118,7 +118,7 @@ def test_badges_lead_to_the_scorecard_and_back(site, visit):
 
 def test_formulas_are_typeset_offline(site, visit):
     page = visit(site / "notebooks/01_phase_curves.html").page
-    page.wait_for_selector("mjx-container svg", state="attached")
+    page.wait_for_selector("mjx-container mjx-math", state="attached")
     assert page.locator("mjx-container").count() >= 5
     assert page.locator("mjx-merror").count() == 0
 
