@@ -22,6 +22,9 @@ RUN_CARD = "about-this-run"
 SCROLLS = "pst-scrollable-table-container"
 """The theme's class for a part that scrolls sideways: its script lets Tab reach what is cut off."""
 
+MOST_ROWS = 20
+"""A longer table scrolls in a box of its own, so that a page stays one that can be read through."""
+
 
 def csv(data: pd.DataFrame) -> str:
     """A table as CSV: no index, shortest text that reads back to the same float, unix line ends."""
@@ -99,8 +102,11 @@ def table(name: str, data: pd.DataFrame, caption: str, *, precision: int = 3) ->
     numbers = numbers.replace("<thead>", f"{words}<thead>", 1).replace("<th>", '<th scope="col">')
     numbers = numbers.replace("<table ", '<table style="margin-left:0;width:auto" ', 1)
     link = download(name, csv(data))
+    look = f'class="{SCROLLS}" style="overflow-x:auto"'
+    if len(data) > MOST_ROWS:
+        look = f'class="{SCROLLS} vitscope-long" style="overflow:auto;max-height:36rem"'
     return (
-        f'<div data-table="{escape(name)}"><div class="{SCROLLS}" style="overflow-x:auto">{numbers}</div>'
+        f'<div data-table="{escape(name)}"><div {look}>{numbers}</div>'
         f'<p style="font-size:.85em">{link}</p></div>'
     )
 
