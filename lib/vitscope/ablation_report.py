@@ -28,7 +28,7 @@ from vitscope.ablations import (
 from vitscope.comparison import BEST, ORACLE, across
 from vitscope.contrasts import Answered
 from vitscope.fusion_report import Comparisons, ends, points
-from vitscope.phase_report import Reported
+from vitscope.reported import Reported
 
 Rows = Mapping[tuple[str, str], Answered]
 SELECTION = (WHOLE, LAST_HALF, STRIDED)

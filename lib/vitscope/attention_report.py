@@ -16,7 +16,7 @@ from vitscope.capture import Capture
 from vitscope.heatmap import heatmap
 from vitscope.intervals import bootstrap_mean
 from vitscope.metrics.attention_graph import attention_consensus, cls_centrality, head_consensus
-from vitscope.phase_report import Reported
+from vitscope.reported import Reported
 
 UPPER = 3  # the upper part of a network is its last third
 STATISTICS = {

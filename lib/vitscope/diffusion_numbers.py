@@ -9,7 +9,7 @@ from vitscope.diffusion_attention import FoundMasks
 from vitscope.diffusion_curves import Curve
 from vitscope.diffusion_measures import Leaks, Norms
 from vitscope.estimates import Estimate
-from vitscope.phase_report import Reported
+from vitscope.reported import Reported
 from vitscope.shift_numbers import reported
 
 Rows = dict[str, dict[str, Reported]]

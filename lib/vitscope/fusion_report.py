@@ -11,7 +11,7 @@ from vitscope import contrasts, plotting, ranking
 from vitscope.comparison import BEST, BEST_ON_TEST, LAST, ORACLE, Comparison, across
 from vitscope.estimates import Estimate
 from vitscope.intervals import bootstrap_mean
-from vitscope.phase_report import Reported
+from vitscope.reported import Reported
 from vitscope.rivals import CONTESTANTS, CONTROL, METHODS
 
 Comparisons = Mapping[tuple[str, str], Comparison]

@@ -12,7 +12,7 @@ from vitscope import plotting
 from vitscope.geometry import last_collapse
 from vitscope.heatmap import heatmap
 from vitscope.layerwise import KINDS
-from vitscope.phase_report import Reported
+from vitscope.reported import Reported
 
 
 def collapse_figure(tables: Mapping[str, pd.DataFrame], kind: str = "patch_mean") -> plotting.Figure:

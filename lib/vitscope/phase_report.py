@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,8 +16,7 @@ from vitscope.intervals import bootstrap_mean
 from vitscope.layerwise import KINDS, LayerProbes
 from vitscope.metrics.similarity import similarity_floor
 from vitscope.phases import SHORTEST_CURVE, Phases, detect_phases, undetected
-
-Reported = dict[str, Any]  # keyword arguments of `Run.report`: value, text, n
+from vitscope.reported import Reported, listed
 
 
 def model_table(models: Sequence[Backbone]) -> pd.DataFrame:
@@ -323,12 +321,3 @@ def shape_text(found: Mapping[str, Phases]) -> Reported:
         at = f"at state {phases.states[lowest]}"
         clauses.append(f"{values[0]:.3f} → {values[lowest]:.3f} {at} → {values[-1]:.3f} in {name}")
     return {"value": float(np.mean(rises)), "text": listed(clauses), "n": len(found)}
-
-
-def listed(clauses: Sequence[str]) -> str:
-    """Clauses as a sentence lists them.
-
-    >>> listed(["1 in a", "2 in b", "3 in c"]), listed(["1 in a"])
-    ('1 in a, 2 in b and 3 in c', '1 in a')
-    """
-    return " and ".join([", ".join(clauses[:-1]), clauses[-1]] if len(clauses) > 1 else clauses)

@@ -11,8 +11,8 @@ from vitscope import plotting
 from vitscope.backbones import Backbone
 from vitscope.capture import Capture
 from vitscope.data.images import Images
-from vitscope.phase_report import Reported, listed
 from vitscope.position import pe_dominance, position_effect, position_embedding
+from vitscope.reported import Reported, listed
 
 FACTORS = (0.0, 0.5, 1.0, 2.0, 4.0)
 

@@ -11,7 +11,7 @@ import pandas as pd
 from vitscope import plotting
 from vitscope.intervals import bootstrap_mean
 from vitscope.layerwise import KINDS, LayerProbes
-from vitscope.phase_report import listed
+from vitscope.reported import listed
 
 Probes = Mapping[str, LayerProbes]
 Reported = dict[str, Any]  # keyword arguments of `Run.report`: value, text, spread, n, unit

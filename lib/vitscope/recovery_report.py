@@ -11,8 +11,8 @@ import pandas as pd
 
 from vitscope import plotting
 from vitscope.estimates import Estimate
-from vitscope.phase_report import Reported
 from vitscope.recovery import Recovery
+from vitscope.reported import Reported
 
 Where = tuple[str, str]  # backbone and dataset
 Found = Mapping[Where, Recovery]

@@ -10,10 +10,10 @@ import pandas as pd
 from vitscope import plotting
 from vitscope.estimates import Estimate
 from vitscope.heatmap import heatmap
-from vitscope.phase_report import Reported
 from vitscope.recovery import Recovery
 from vitscope.recovery_report import Found, Where, at
 from vitscope.relations import Relation, relations
+from vitscope.reported import Reported
 
 SPREAD = {
     "correction_entropy": "correction entropy",

@@ -11,7 +11,7 @@ from torch import Tensor
 from vitscope import plotting
 from vitscope.intervals import bootstrap_mean
 from vitscope.metrics.scrambling import Scrambling, regimes
-from vitscope.phase_report import Reported
+from vitscope.reported import Reported
 from vitscope.tradeoff import reach
 
 CONTROLS = {

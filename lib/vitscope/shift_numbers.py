@@ -11,7 +11,7 @@ from vitscope import shifted
 from vitscope.comparison import BEST, ORACLE
 from vitscope.estimates import Estimate, divided, estimate, resampled_sums
 from vitscope.intervals import bootstrap_mean
-from vitscope.phase_report import Reported
+from vitscope.reported import Reported
 from vitscope.shift_report import Found
 from vitscope.shifted import METHODS
 

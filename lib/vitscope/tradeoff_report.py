@@ -14,7 +14,7 @@ from vitscope.backbones import Backbone
 from vitscope.cost import layer_costs
 from vitscope.layerwise import KINDS, LayerProbes
 from vitscope.metrics.scrambling import Scrambling
-from vitscope.phase_report import Reported
+from vitscope.reported import Reported
 from vitscope.tradeoff import TradeOff, trade_off
 
 

@@ -11,9 +11,10 @@ from vitscope import backbones, plotting
 from vitscope.backbones import Backbone
 from vitscope.data.images import Images
 from vitscope.layerwise import capture_all, probe_layers, similarity_table
-from vitscope.phase_report import Reported, detect
+from vitscope.phase_report import detect
 from vitscope.phases import Phases
 from vitscope.probe_report import state_table
+from vitscope.reported import Reported
 
 
 def moments(name: str, *, device: str = "auto") -> dict[int, Backbone]:

@@ -23,7 +23,7 @@ from vitscope.capture import capture
 from vitscope.dense_layers import Pair
 from vitscope.features import Cache
 from vitscope.metrics.support import zero_share
-from vitscope.phase_report import Reported
+from vitscope.reported import Reported
 from vitscope.transforms import Transform
 from vitscope.variants import SPARSE, Family, Variant, load
 from vitscope.variants_measure import Found, Sets, look, measure

@@ -13,7 +13,7 @@ from vitscope import variants_measure
 from vitscope.dense_layers import Pair
 from vitscope.estimates import Estimate
 from vitscope.features import Cache
-from vitscope.phase_report import Reported
+from vitscope.reported import Reported
 from vitscope.shift_numbers import reported
 from vitscope.variants import Family
 from vitscope.variants_measure import Found, Key, Sets
