@@ -11,7 +11,9 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
+from vitscope.runs import session
 from vitscope.runs.layout import Project
+from vitscope.runs.schema import resolve
 
 SCHEMA = '''
 """The parameters of the tiny notebook; imported by the tests and, from its folder, by the kernel."""
@@ -172,3 +174,24 @@ def module_book(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Book]:
     """One book for all tests of a module, for those that build."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         yield _open_book(tmp_path_factory.mktemp("module"), monkeypatch)
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """Everything a run displays: (bundle, metadata) pairs."""
+    found: list[tuple[dict, dict]] = []
+    monkeypatch.setattr(session, "_show", lambda bundle, metadata: found.append((bundle, metadata)))
+    return found
+
+
+@pytest.fixture
+def begin(tmp_path, monkeypatch, shown):
+    monkeypatch.setenv(session.RUN_DIR, str(tmp_path / "run"))
+    monkeypatch.delenv(session.PREFIX, raising=False)
+    monkeypatch.setattr(session, "find_spec", lambda _: None)  # gluing needs a notebook
+
+    def start(profile: str = "course", **changes):
+        declared = resolve("zoo_appendix", profile).model_dump()
+        return session.begin("zoo_appendix", **{**declared, **changes})
+
+    return start

@@ -12,9 +12,8 @@ from matplotlib.figure import Figure as Canvas
 
 from vitscope.explore import Explorer
 from vitscope.figures import Figure
-from vitscope.runs import explore_cards, explore_pages, gate_html, session
+from vitscope.runs import explore_cards, explore_pages, gate_html
 from vitscope.runs.record import Record
-from vitscope.runs.schema import resolve
 
 CHART = {"mark": "bar", "data": {"values": [{"t": "</script><!-- & 1 < 2"}]}}
 SPEC = json.dumps(CHART, separators=(",", ":"))
@@ -24,25 +23,6 @@ EXPLORER = Explorer("a & b", "Move the slider from 0 to 12; it starts at 3.", SP
 def drawn() -> Figure:
     data = pd.DataFrame({"x": [0, 1]})
     return Figure(Canvas(figsize=(2, 1)), data, "A line that rises from 0 to 1.", "line", EXPLORER)
-
-
-@pytest.fixture
-def shown(monkeypatch):
-    """Everything a run displays: (bundle, metadata) pairs."""
-    found: list[tuple[dict, dict]] = []
-    monkeypatch.setattr(session, "_show", lambda bundle, metadata: found.append((bundle, metadata)))
-    return found
-
-
-@pytest.fixture
-def begin(tmp_path, monkeypatch, shown):
-    monkeypatch.setenv(session.RUN_DIR, str(tmp_path / "run"))
-    monkeypatch.delenv(session.PREFIX, raising=False)
-
-    def start(profile: str = "course"):
-        return session.begin("zoo_appendix", **resolve("zoo_appendix", profile).model_dump())
-
-    return start
 
 
 @pytest.fixture

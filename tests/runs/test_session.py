@@ -22,29 +22,7 @@ from vitscope.runs import cards, session
 from vitscope.runs.hashing import OUTSIDE_KERNEL
 from vitscope.runs.parameters import ParameterError
 from vitscope.runs.record import Record
-from vitscope.runs.schema import resolve
 from vitscope.runs.session import RunError
-
-
-@pytest.fixture
-def shown(monkeypatch):
-    """Everything a run displays: (bundle, metadata) pairs."""
-    found: list[tuple[dict, dict]] = []
-    monkeypatch.setattr(session, "_show", lambda bundle, metadata: found.append((bundle, metadata)))
-    return found
-
-
-@pytest.fixture
-def begin(tmp_path, monkeypatch, shown):
-    monkeypatch.setenv(session.RUN_DIR, str(tmp_path / "run"))
-    monkeypatch.delenv(session.PREFIX, raising=False)
-    monkeypatch.setattr(session, "find_spec", lambda _: None)  # gluing needs a notebook
-
-    def start(profile: str = "course", **changes):
-        declared = resolve("zoo_appendix", profile).model_dump()
-        return session.begin("zoo_appendix", **{**declared, **changes})
-
-    return start
 
 
 def drawn(name: str = "line") -> Figure:
