@@ -119,7 +119,8 @@ def test_zoo_models_do_what_their_cards_say(name):
     bound = 4 * 50 / 400**0.5
     assert found > accuracy["top1"] - bound
     assert found < accuracy["top1"] + bound
-    assert accuracy["top1"] > 20 * accuracy["chance_top1"]
+    misled = getattr(recipe_of(name), "views", None) == "crops"  # published for what it does not learn
+    assert (accuracy["top1"] > 20 * accuracy["chance_top1"]) != misled
 
 
 @pytest.mark.parametrize("name", ZOO)

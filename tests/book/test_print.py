@@ -33,12 +33,17 @@ def test_every_page_of_the_book_is_on_it(printed):
     assert begun == list(Project.find().pages)
 
 
+def test_what_the_runs_took_is_on_it(printed):
+    page = gate_html.parse(printed.page)
+    assert page.select_one('[data-table="runs_took"]') is not None
+
+
 def test_page_opens_without_error_and_without_network(printed, visit):
     opened = visit(printed.page)
     assert opened.errors == []
     assert opened.requests == []
     page = opened.page
-    page.wait_for_selector("mjx-container svg", state="attached")
+    page.wait_for_selector("mjx-container mjx-math", state="attached")
     assert page.locator("mjx-merror").count() == 0
     page.emulate_media(media="print")
     assert not page.locator(".bd-sidebar-primary").is_visible()

@@ -20,7 +20,7 @@ from pathlib import Path
 import yaml
 from filelock import FileLock
 
-from vitscope.runs import gate, gate_html, one_page, runner
+from vitscope.runs import gate, gate_html, one_page, run_statistics, runner
 from vitscope.runs.layout import Project
 from vitscope.runs.render import render, replace
 from vitscope.runs.stage import stage
@@ -72,6 +72,7 @@ def print_book(
         workplace.mkdir(exist_ok=True)
         executed = {page: result.notebook for page, result in results.items()}
         staged = stage(project, executed, workplace / "print-stage")
+        run_statistics.save(staged, {page: result.record for page, result in results.items()})
         _extend(staged / "_config.yml")
         say("putting all pages on one")
         html = render(staged, workplace / "print-sphinx", "singlehtml")
