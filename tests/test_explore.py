@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import altair as alt
 import numpy as np
@@ -15,7 +16,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from vitscope import explore, plotting
+from vitscope import explore, explore_shift, plotting
 from vitscope.dense.pca import PcaMaps
 from vitscope.errors import UnknownName
 from vitscope.explore import Explorer
@@ -25,6 +26,7 @@ from vitscope.explore_levels import bars_at, curve_at
 from vitscope.explore_phases import BANDS, SHARES, TOLERANCES, of_similarity, thresholds
 from vitscope.explore_pictures import Tiles, pictures
 from vitscope.phases import detect_phases
+from vitscope.shifted import METHODS
 
 SMALL = '{"mark":"bar","data":{"values":[]}}'
 WORDS = "Choose a state from 0 to 3; it starts at 2."
@@ -207,6 +209,44 @@ def test_a_curve_at_each_state_shares_one_axis():
     assert spec["layer"][-1]["encoding"]["y"]["scale"]["domain"] == [0.5, 1.0]
 
 
+def under_shift(sets: int) -> dict[str, list]:
+    """Answers to 60 pictures with three corruptions; the last method is always right."""
+
+    class Part(SimpleNamespace):
+        def __len__(self) -> int:
+            return 60
+
+    rng = np.random.default_rng(0)
+    right = {(m, k): rng.random(60) < 0.6 for m in METHODS for k in (0, 1, 3, 5)}
+    right |= {(METHODS[-1], k): np.ones(60, bool) for k in (0, 1, 3, 5)}
+    kinds = np.array([f"kind_{i % 3}" for i in range(60)])
+    one = SimpleNamespace(
+        chosen=SimpleNamespace(severities=(1, 3, 5)), clusters=np.arange(60),
+        shifted=[SimpleNamespace(task=SimpleNamespace(test=Part(extras={"corruption": kinds})))],
+        right_at=lambda m, k: right[m, k],
+    )  # fmt: skip
+    return {f"set {n}": [one] for n in range(sets)}
+
+
+def test_corruptions_are_told_apart_and_nothing_but_hits_has_no_interval():
+    found = under_shift(2)
+    spec = read(explore_shift.severities(found))
+    given = controls(spec)
+    assert given["k0"]["bind"]["options"] == ["set 0", "set 1"]
+    assert given["k1"]["bind"]["options"] == ["all", *(f"kind {k} (20 pictures)" for k in range(3))]
+    rows = pd.DataFrame(spec["datasets"]["rows"])
+    chosen = rows.query("k0 == 'set 1' and k1 == 'kind 2 (20 pictures)' and i == 3").set_index("n")
+    one = found["set 1"][0]
+    wanted = {m: 100 * one.right_at(m, 5)[2::3].mean() for m in METHODS}
+    assert chosen["v"].to_dict() == pytest.approx(wanted, rel=1e-5)
+    assert chosen["l"].isna().to_dict() == {m: v in (0, 100) for m, v in wanted.items()}
+
+
+def test_too_many_corruptions_for_a_page_are_shown_together(monkeypatch):
+    monkeypatch.setattr(explore, "LARGEST", 15_000)
+    assert "k1" not in controls(read(explore_shift.severities(under_shift(2))))
+
+
 # --- phases -------------------------------------------------------------------------------------------------
 
 CURVE = [0.020, -0.002, -0.001, -0.002, -0.001, 0.00, -0.001, 0.04, 0.09, 0.16, 0.25]
@@ -243,6 +283,13 @@ def test_phases_at_every_threshold_are_those_of_the_detector():
     assert "from state 6 on, by 0.25" in explorer.words
     words = spec["usermeta"]["vitscope"]["readout"]["words"]
     assert any(text.startswith("not found: ") for text in words)
+
+
+def test_of_many_curves_the_first_fit_a_page():
+    one = similarities()[lambda t: (t["backbone"] == "one") & (t["statistic"] == "centred")]
+    many = pd.concat([one.assign(backbone=f"a backbone of some long name, {k}") for k in range(20)])
+    options = controls(read(thresholds(many, title="t")))["m"]["bind"]["options"]
+    assert options == [f"a backbone of some long name, {k}" for k in range(8)]
 
 
 def test_each_form_of_similarity_has_its_explorer():
@@ -292,6 +339,19 @@ def test_tiles_that_do_not_fit_are_refused():
         pictures(some_pictures(), [good, good], **options)
     with pytest.raises(ValueError, match="start must be a step"):
         pictures(some_pictures(), [good], start=7, **options)
+
+
+def test_a_gallery_too_large_for_a_page_is_thinned_out():
+    tiles = [Tiles("a", step, some_pictures(8, 24, step), f"note {step}") for step in range(1, 33)]
+    explorer = pictures(
+        some_pictures(8), tiles, title="t", label="state", what="maps", head=("a", "b"), start=31
+    )
+    spec = read(explorer)
+    assert len(explorer.spec) < explore.LARGEST
+    steps = spec["usermeta"]["vitscope"]["texts"]["at"]
+    assert (steps[0], "31" in steps, len(steps) < 32) == ("1", True, True)
+    assert steps[controls(spec)["at"]["value"]] == "31"
+    assert len(spec["datasets"]["originals"]) == 8
 
 
 def test_galleries_show_the_colours_and_hits_they_are_given():

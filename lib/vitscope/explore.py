@@ -31,13 +31,17 @@ _OUTSIDE = re.compile(r"(?:https?:|ftp:|wss?:)?//[\w\[]", re.I)
 _DATA_URI = re.compile(r"data:image/png;base64,[A-Za-z0-9+/=]*")
 
 
+class TooLarge(ValueError):
+    """A chart with its data takes more than `LARGEST` bytes."""
+
+
 @dataclass(frozen=True)
 class Explorer:
     """A chart with controls: `title` (what is explored), `words`, and `spec`, Vega-Lite as JSON text.
 
     `words` say what can be moved and what is seen at the start, with computed numbers. Raises ValueError for
     words that are short or without a number, a text that is no Vega-Lite chart, one that would load anything
-    from elsewhere, and one of more than `LARGEST` bytes.
+    from elsewhere, and `TooLarge`, which is one, for more than `LARGEST` bytes.
     """
 
     title: str
@@ -54,7 +58,7 @@ class Explorer:
             )
         size = len(self.spec.encode())
         if size > LARGEST:
-            raise ValueError(
+            raise TooLarge(
                 f"the explorer {self.title!r} takes {size:,} bytes, {LARGEST:,} are allowed: show fewer "
                 "states, pictures or panels"
             )

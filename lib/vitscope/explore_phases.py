@@ -18,6 +18,8 @@ from vitscope.phases import SHORTEST_CURVE, Phases, detect_phases
 TOLERANCES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
 BANDS = (0.005, 0.01, 0.02, 0.05)
 SHARES = (0.05, 0.1, 0.2, 0.3)
+MOST = 8
+"""Curves that fit a page at every setting."""
 COLOURS = {"cliff": "#D55E00", "plateau": "#0072B2", "climb": "#009E73"}
 """Of the shades; people with any colour vision tell them apart."""
 
@@ -30,14 +32,15 @@ def thresholds(
 ) -> Explorer | None:
     """The phases of every curve at a grid of the detector's three thresholds, shaded on the curve.
 
-    `table` has a row for each `hue` and `state`. The sliders start at the detector's own defaults. None where
-    every curve is too short for it.
+    `table` has a row for each `hue` and `state`; of many curves the first `MOST` are taken. The sliders start
+    at the detector's own defaults. None where every curve is too short for it.
     """
-    curves = {
+    long = {
         str(name): part.sort_values("state")
         for name, part in table.groupby(hue, sort=False)
         if len(part) >= SHORTEST_CURVE
     }
+    curves = dict(itertools.islice(long.items(), MOST))
     if not curves:
         return None
     found = {name: _at_all(part[y].to_numpy(float), part["state"].tolist()) for name, part in curves.items()}

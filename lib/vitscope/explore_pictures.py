@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import altair as alt
@@ -17,13 +17,14 @@ import pandas as pd
 from jaxtyping import UInt8
 from PIL import Image
 
-from vitscope.explore import Explorer, Readout, made, told
+from vitscope.explore import LARGEST, Explorer, Readout, made, told
 from vitscope.explore_curves import select
 
 ROW = 84  # pixels of a row of tiles
 _LABELS = 120  # pixels left of them
 _COLOURS = 96  # of a photograph, whose full number would take five times the bytes
 _PHOTOGRAPH = 48  # pixels a side from which a tile is taken for one
+_BUDGET = 0.8 * LARGEST
 PICTURE = "picture"
 
 
@@ -55,7 +56,8 @@ def pictures(
     """The pictures, and below them the rows of tiles at a step of the slider, which is called `label`.
 
     `what` says what tiles show; `head` names both columns of the table of notes; `choice` is what the select
-    is called where tiles name several. The slider starts at `start`, or at the last step.
+    is called where tiles name several. The slider starts at `start`, or at the last step. What would be too
+    large for a page is thinned out: every other step, the first and the one at the start kept, then pictures.
 
     Raises ValueError for tiles that are no uint8 pictures or not as many as there are originals, two rows for
     one place, and a `start` without tiles.
@@ -70,6 +72,7 @@ def pictures(
     at = steps[-1] if start is None and steps else start
     if at is None or at not in steps:
         raise ValueError(f"start must be a step that has tiles, one of {steps}, got {at}")
+    originals, tiles, steps = _thinned(originals, tiles, steps, at)
     places = [(one.step, one.choice, one.row) for one in tiles]
     if len(set(places)) < len(places):
         raise ValueError("two rows of tiles have the same step, choice and row")
@@ -105,6 +108,24 @@ def pictures(
         texts={"at": [str(step) for step in steps]},
         widest=_LABELS + ROW * len(originals),
     )
+
+
+def _thinned(
+    originals: np.ndarray, tiles: Sequence[Tiles], steps: list[int], at: int
+) -> tuple[np.ndarray, list[Tiles], list[int]]:
+    """Fewer steps, and then fewer pictures, until what is left fits a page."""
+    sizes = [len(png(image)) for image in originals]
+    large = [(one.step, len(png(one.images[0])) + 60) for one in tiles]  # a row's other fields
+    count = len(originals)
+    while sum(sizes[:count]) + count * sum(size for step, size in large if step in steps) > _BUDGET:
+        if len(steps) > 3:
+            steps = sorted({*steps[::2], at})
+        elif count > 1:
+            count -= 1
+        else:
+            break
+    kept = [replace(one, images=one.images[:count]) for one in tiles if one.step in steps]
+    return originals[:count], kept, steps
 
 
 def _chart(test: str, rows: Sequence[str]) -> Any:

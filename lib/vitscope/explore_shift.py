@@ -9,7 +9,7 @@ import pandas as pd
 
 from vitscope import shifted
 from vitscope.estimates import estimate
-from vitscope.explore import ALL, Explorer
+from vitscope.explore import ALL, Explorer, TooLarge
 from vitscope.explore_levels import bars_at
 from vitscope.shifted import METHODS, UnderShift
 
@@ -44,10 +44,20 @@ def corruption_table(found: Mapping[str, Sequence[UnderShift]]) -> pd.DataFrame:
 
 
 def severities(found: Mapping[str, Sequence[UnderShift]]) -> Explorer | None:
-    """Bars of `corruption_table`, a bar for each method; None where no set has severities."""
+    """Bars of `corruption_table`, a bar for each method; None where no set has severities.
+
+    Where single corruptions of all sets are too much for a page, there are all of them together only.
+    """
     table = corruption_table(found)
     if table.empty:
         return None
+    try:
+        return _bars(table)
+    except TooLarge:
+        return _bars(table[table["corruption"] == ALL])
+
+
+def _bars(table: pd.DataFrame) -> Explorer | None:
     words = {
         kind: f"{kind.replace('_', ' ')} ({int(part['count'].min())} pictures)" if kind != ALL else kind
         for kind, part in table.groupby("corruption", sort=False)
