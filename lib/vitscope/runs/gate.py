@@ -101,11 +101,15 @@ def check_site(
     problems = []
     for page in pages:
         path = html / f"{page}.html"
-        found = [*_page(gate_html.parse(path), path, html)] if path.is_file() else ["was not built"]
-        if page in records and path.is_file():
-            found += _against_record(path, sources[page], staged[page], records[page])
-        if launch and path.is_file():
-            found += launch.problems(page, gate_html.button_links(gate_html.parse(path)))
+        if not path.is_file():
+            problems.append(f"{page}: was not built")
+            continue
+        content = gate_html.parse(path)
+        found = [*_page(content, path, html)]
+        if page in records:
+            found += _against_record(content, path, sources[page], staged[page], records[page])
+        if launch:
+            found += launch.problems(page, gate_html.button_links(content))
         problems += [f"{page}: {text}" for text in dict.fromkeys(found)]
     for style in sorted(html.rglob("*.css")):
         problems += [
@@ -141,7 +145,9 @@ def _page(page: BeautifulSoup, path: Path, html: Path) -> Iterator[str]:
     yield from gate_html.broken_links(page, path, html)
 
 
-def _against_record(path: Path, source: Path, staged: Path, record: Record) -> Iterator[str]:
+def _against_record(
+    page: BeautifulSoup, path: Path, source: Path, staged: Path, record: Record
+) -> Iterator[str]:
     if not record.complete:
         yield "its run was not completed"
     if record.inputs is None or record.inputs.notebook != nb.digest(nb.read(source)):
@@ -149,7 +155,6 @@ def _against_record(path: Path, source: Path, staged: Path, record: Record) -> I
     if sha256_file(staged) != record.volatile.notebook_sha256:
         yield "the notebook that was built is not the one that the record describes"
     yield from _notebook_outputs(staged)
-    page = gate_html.parse(path)
     for figure in record.figures:
         problem = gate_html.figure_problem(page, figure.name, figure.text)
         if problem:
