@@ -7,7 +7,7 @@ import re
 _UNITS = {"": 1, "b": 1} | {
     f"{letter}{ending}": base**power
     for power, letter in enumerate("kmgt", start=1)
-    for ending, base in (("b", 1000), ("ib", 1024))
+    for ending, base in (("", 1000), ("b", 1000), ("ib", 1024))
 }
 _AGES = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 

@@ -7,10 +7,12 @@ bytes.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,8 +62,9 @@ def write(path: Path, header: Header, tensors: Mapping[str, Tensor]) -> None:
     }
     digest = _begin(described)
     for name in sorted(plain):
-        _add(digest, name, plain[name])
+        _add(digest, name, plain[name], _bytes(plain[name]))
     save_file(plain, path, metadata=described | {"sha256": digest.hexdigest()})
+    os.chmod(path, path.parent.stat().st_mode & 0o666)  # as the umask has it; safetensors keeps others out
     descriptor = os.open(path, os.O_RDWR)
     try:
         os.fsync(descriptor)
@@ -89,41 +92,55 @@ def check(path: Path) -> Header:
 
 def read_header(path: Path) -> Header:
     """The header alone; the content is not looked at. Errors: as `read`."""
-    _openable(path)
-    try:
-        with safe_open(path, framework="pt") as file:
-            return _parsed(file.metadata())[0]
-    except SafetensorError as error:
-        raise Damaged(f"is no whole safetensors file ({error})") from error
+    with _opened(path) as file:
+        return _parsed(file.metadata())[0]
 
 
 def _examine(path: Path, keep: dict[str, Tensor] | None) -> tuple[Header, list[str]]:
-    _openable(path)
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata()
-            header, order = _parsed(metadata)
-            digest = _begin({k: v for k, v in metadata.items() if k != "sha256"})
-            names = sorted(file.keys())
-            for name in names:
-                # a copy: the file's own pages may change or vanish under a mapped tensor
-                tensor = file.get_tensor(name).clone()
-                _add(digest, name, tensor)
-                if keep is not None:
-                    keep[name] = tensor
-    except SafetensorError as error:
-        raise Damaged(f"is no whole safetensors file ({error})") from error
-    if sorted(order) != names:
-        raise Damaged("does not hold the tensors that its metadata name")
-    if digest.hexdigest() != metadata["sha256"]:
-        raise Damaged("differs from its digest: it was altered after it was written")
+    with _opened(path) as file:
+        metadata = file.metadata()
+        header, order = _parsed(metadata)
+        digest = _begin({k: v for k, v in metadata.items() if k != "sha256"})
+        names = sorted(file.keys())
+        for name in names:
+            mapped = file.get_tensor(name)
+            # a copy: the file's own pages may change or vanish under a mapped tensor
+            content = _bytes(mapped).clone()
+            _add(digest, name, mapped, content)
+            if keep is not None:
+                keep[name] = content.view(mapped.dtype).view(mapped.shape)
+        if sorted(order) != names:
+            raise Damaged("does not hold the tensors that its metadata name")
+        if digest.hexdigest() != metadata["sha256"]:
+            raise Damaged("differs from its digest: it was altered after it was written")
     return header, order
 
 
-def _openable(path: Path) -> None:
-    """An error of the file system, which safetensors would tell less plainly."""
-    with path.open("rb"):
-        pass
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """An open safetensors file. What is wrong with its content is `Damaged`, anything else an `OSError`.
+
+    safetensors opens the path twice, so that another process may remove or replace the file in between: this
+    is no damage, but as if the file had not been there.
+    """
+    before = _identity(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (SafetensorError, Damaged, RuntimeError, OSError) as error:
+        if _identity(path) != before:
+            raise FileNotFoundError(errno.ENOENT, "replaced while it was read", str(path)) from error
+        if isinstance(error, SafetensorError):
+            raise Damaged(f"is no whole safetensors file ({error})") from error
+        if isinstance(error, RuntimeError):  # torch's word for what it could not map
+            raise OSError(str(error)) from error
+        raise
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    with path.open("rb") as file:
+        status = os.fstat(file.fileno())
+    return status.st_dev, status.st_ino
 
 
 def _parsed(metadata: Mapping[str, str] | None) -> tuple[Header, list[str]]:
@@ -147,9 +164,13 @@ def _begin(described: Mapping[str, str]) -> hashlib._Hash:
     return hashlib.sha256(_json(described).encode())
 
 
-def _add(digest: hashlib._Hash, name: str, tensor: Tensor) -> None:
+def _add(digest: hashlib._Hash, name: str, tensor: Tensor, content: Tensor) -> None:
     digest.update(_json([name, str(tensor.dtype), list(tensor.shape)]).encode())
-    digest.update(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+    digest.update(memoryview(content.numpy()))
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1).view(torch.uint8)
 
 
 def _plain(tensor: Tensor) -> Tensor:

@@ -29,9 +29,9 @@ from vitscope.source import Pictures
 SOURCES = (
     "attention.py", "attention_maps.py", "capture.py", "entmax.py", "projections.py", "reductions.py",
     "source.py", "specialization.py", "transforms.py", "metrics/similarity.py",
-    "data/__init__.py", "data/backgrounds.py", "data/corruptions.py", "data/dense_reading.py",
-    "data/dense_sets.py", "data/emoji.py", "data/files.py", "data/hub.py", "data/images.py", "data/scenes.py",
-    "data/seeding.py", "data/shifts.py", "data/tasks.py",
+    "data/__init__.py", "data/backgrounds.py", "data/corruptions.py", "data/dense_layouts.py",
+    "data/dense_reading.py", "data/dense_sets.py", "data/emoji.py", "data/files.py", "data/hub.py",
+    "data/images.py", "data/scenes.py", "data/seeding.py", "data/shifts.py", "data/tasks.py",
 )  # fmt: skip
 PACKAGES = ("torch", "timm", "torchvision", "pillow", "numpy", "datasets")
 _PLAIN = (bool, int, float, str, type(None))
@@ -162,7 +162,7 @@ def _device(device: torch.device) -> dict[str, Any]:
         cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
         return found | {
             "name": torch.cuda.get_device_name(device),
-            "precision": [cuda.matmul.fp32_precision, cudnn.conv.fp32_precision],
+            "precision": [_precision(cuda.matmul), _precision(cudnn.conv)],
             "kernels": [cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(),
                         cuda.cudnn_sdp_enabled()],
             "cudnn": [cudnn.enabled, cudnn.benchmark, cudnn.deterministic],
@@ -171,7 +171,13 @@ def _device(device: torch.device) -> dict[str, Any]:
         mkldnn = torch.backends.mkldnn
         return found | {
             "instructions": torch.backends.cpu.get_cpu_capability(),
-            "precision": [mkldnn.matmul.fp32_precision, mkldnn.conv.fp32_precision],
+            "precision": [_precision(mkldnn.matmul), _precision(mkldnn.conv)],
             "mkldnn": bool(mkldnn.enabled),
         }
     return found
+
+
+def _precision(operation: Any) -> str:
+    """How an operation rounds float32; "none" is torch's word for its default."""
+    set_to = operation.fp32_precision
+    return "ieee" if set_to == "none" else set_to
