@@ -166,7 +166,7 @@ def _begin(described: Mapping[str, str]) -> hashlib._Hash:
 
 def _add(digest: hashlib._Hash, name: str, tensor: Tensor, content: Tensor) -> None:
     digest.update(_json([name, str(tensor.dtype), list(tensor.shape)]).encode())
-    digest.update(memoryview(content.numpy()))
+    digest.update(content.numpy().data)
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -162,7 +162,7 @@ def _device(device: torch.device) -> dict[str, Any]:
         cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
         return found | {
             "name": torch.cuda.get_device_name(device),
-            "precision": [_precision(cuda.matmul), _precision(cudnn.conv)],
+            "precision": [_precision(cuda, "matmul"), _precision(cudnn, "conv")],
             "kernels": [cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(),
                         cuda.cudnn_sdp_enabled()],
             "cudnn": [cudnn.enabled, cudnn.benchmark, cudnn.deterministic],
@@ -171,13 +171,13 @@ def _device(device: torch.device) -> dict[str, Any]:
         mkldnn = torch.backends.mkldnn
         return found | {
             "instructions": torch.backends.cpu.get_cpu_capability(),
-            "precision": [_precision(mkldnn.matmul), _precision(mkldnn.conv)],
+            "precision": [_precision(mkldnn, name) for name in ("matmul", "conv")],
             "mkldnn": bool(mkldnn.enabled),
         }
     return found
 
 
-def _precision(operation: Any) -> str:
+def _precision(backend: object, operation: str) -> str:
     """How an operation rounds float32; "none" is torch's word for its default."""
-    set_to = operation.fp32_precision
+    set_to = getattr(backend, operation).fp32_precision
     return "ieee" if set_to == "none" else set_to
