@@ -170,7 +170,7 @@ def test_the_same_asked_for_in_two_ways_is_one_key(twin, images):
     ("owner", "name", "other"),
     [
         (torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT"),
-        (feature_key.metadata, "version", lambda name: "0.0"),
+        (feature_key, "installed", lambda name: "0.0"),
         (torch, "are_deterministic_algorithms_enabled", lambda: True),
     ],
 )
@@ -192,6 +192,16 @@ def test_precision_and_autocast_are_part_of_the_key(twin, images):
     finally:
         torch.set_float32_matmul_precision(precision)
     assert key(twin, images) == before
+
+
+def test_on_a_gpu_its_model_and_its_kernels_are_part_of_the_key(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "one")
+    one = feature_key._device(torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "two")
+    two = feature_key._device(torch.device("cuda", 0))
+    assert one | {"name": "two"} == two
+    monkeypatch.setattr(torch.backends.cuda, "flash_sdp_enabled", lambda: False)
+    assert feature_key._device(torch.device("cuda")) != two
 
 
 def test_other_code_is_another_key_and_edited_code_keeps_nothing(monkeypatch, twin, images):

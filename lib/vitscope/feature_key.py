@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -83,9 +84,15 @@ def parts_of(
         "attention": {"kind": backbone.attention, "taken": attention is not False, "own": statistics},
         "batch_size": batch_size,
         "device": _device(backbone.device),
-        "packages": {name: metadata.version(name) for name in PACKAGES},
+        "packages": {name: installed(name) for name in PACKAGES},
         "code": code,
     }
+
+
+@cache
+def installed(package: str) -> str:
+    """Version of a package; it does not change in a process."""
+    return metadata.version(package)
 
 
 def _names(
