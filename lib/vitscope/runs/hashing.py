@@ -22,8 +22,8 @@ from vitscope.runs.parameters import Parameters
 
 # Sources that never run in a kernel: a change here cannot change a number (a test checks that claim).
 OUTSIDE_KERNEL = (
-    "__main__.py", "book_command.py", "claims_command.py", "cli.py", "course_command.py", "data_command.py",
-    "doctor.py", "frozen_command.py", "listing.py", "terminal.py",
+    "__main__.py", "book_command.py", "cache_command.py", "claims_command.py", "cli.py", "course_command.py",
+    "data_command.py", "doctor.py", "frozen_command.py", "listing.py", "terminal.py",
     "runs/accessible_pages.py", "runs/address.py", "runs/book.py", "runs/child.py", "runs/claim_badges.py",
     "runs/compare_around.py", "runs/compare_report.py", "runs/compare_rule.py", "runs/compare_runs.py",
     "runs/compare_sources.py", "runs/editions.py", "runs/explore_pages.py", "runs/gate.py",
