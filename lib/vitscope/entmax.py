@@ -19,7 +19,7 @@ _CACHED = 1 << 18  # elements that stay in the caches through all passes, and fe
 _SHORT = 1024  # entries of a row up to which torch's own norm is exact enough in float32
 _COMPILED_FROM = 1 << 20  # elements from which a compiled training step repays its compilation
 # inductor's C++: what is one number a row is written down where it reads four others; products and sums fused
-_CPP = {"realize_reads_threshold": 3, "cpp.enable_floating_point_contract_flag": "fast"}
+_CPP: dict[str, Any] = {"realize_reads_threshold": 3, "cpp.enable_floating_point_contract_flag": "fast"}
 BACKENDS = ("auto", "eager", "compiled")
 
 
