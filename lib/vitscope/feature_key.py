@@ -83,7 +83,7 @@ def parts_of(
         "keep_tokens": keep_tokens,
         "attention": {"kind": backbone.attention, "taken": attention is not False, "own": statistics},
         "batch_size": batch_size,
-        "device": _device(backbone.device),
+        "device": arithmetic(backbone.device),
         "packages": {name: installed(name) for name in PACKAGES},
         "code": code,
     }
@@ -153,7 +153,7 @@ def tensor_digest(tensor: Tensor) -> str:
     return fingerprint(str(plain.dtype), list(plain.shape), content)
 
 
-def _device(device: torch.device) -> dict[str, Any]:
+def arithmetic(device: torch.device) -> dict[str, Any]:
     """What computes, and how: last bits depend on it.
 
     On a CPU the instruction set (AVX2 and AVX-512 gave other bits in every statistic), not the model of the

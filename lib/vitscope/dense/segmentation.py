@@ -241,7 +241,7 @@ def _checked(
         )
     check_tokens(tokens, cls, masks, grid, what, "masks")
     low, high = (int(v) for v in masks.aminmax())
-    small = 0 <= low and high < 1 << 16  # counting is much faster than sorting, as `unique` does
+    small = low >= 0 and high < 1 << 16  # counting is much faster than sorting, as `unique` does
     values = (masks.flatten().bincount().nonzero().flatten() if small else masks.unique()).tolist()
     strangers = [v for v in values if v != ignore and not 0 <= v < classes]
     if strangers:
