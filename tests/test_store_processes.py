@@ -195,8 +195,8 @@ say(f"{found} {made.rebuilt}")
         removed += mine.prune(everything=True).entries
         time.sleep(0.003)
     found, rebuilt = finished(reader)
-    assert removed > 5
-    assert int(found) > 5
+    assert removed > 0
+    assert int(found) > 0
     assert rebuilt == "0"  # pruned is not damaged
 
 
