@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -90,7 +91,7 @@ def compare(
     """
     chosen = {LAST: LastLayer(), BEST: BestLayer(), ORACLE: Oracle()} | dict(heads)
     train, groups = task.train, separable(task)
-    options = {"folds": folds, "groups": groups, "validation": VALIDATION, "seed": seed}
+    options: dict[str, Any] = {"folds": folds, "groups": groups, "validation": VALIDATION, "seed": seed}
     members = fitted_members(train.features, train.labels, cache=cache, **options)
     rows = []
     for name, head in chosen.items():

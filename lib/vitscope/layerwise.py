@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -79,8 +80,15 @@ def capture_all(
         reductions = {name: REDUCTIONS[name] for name in (*DEFAULT, "cls_patch_cosine")}
         reductions["similarity_dataset"] = similarity_by_dataset(means)
         statistics = False if attention is None else attention(b)
-        taken = {"reductions": reductions, "attention": statistics, "batch_size": batch_size}
-        later = captured(b, test, norm=norm, folder=cache, **taken)
+        later = captured(
+            b,
+            test,
+            norm=norm,
+            reductions=reductions,
+            attention=statistics,
+            batch_size=batch_size,
+            folder=cache,
+        )
         found[b.name] = {"train": seen, "test": later}
     return found
 
@@ -157,7 +165,7 @@ def probe_layers(
     features, keys = stacked_features(train)
     test_features, _ = stacked_features(test)
     names = [f"{state} ({KINDS[kind]})" for kind, state in keys]
-    options = {"groups": groups, "seed": seed, "names": names}
+    options: dict[str, Any] = {"groups": groups, "seed": seed, "names": names}
     probes = fitted_probes(features, train.labels, cache=cache, **options)
     predicted = probes.logits(test_features).argmax(-1).numpy()
     correct = np.asarray(probes.classes)[predicted] == test.labels
