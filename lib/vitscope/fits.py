@@ -163,5 +163,5 @@ def _of_probes(probes: ProbeSet) -> dict[str, Tensor]:
 def _probes(kept: Mapping[str, Tensor]) -> ProbeSet:
     words = _words(kept)
     words |= {name: tuple(words[name]) for name in ("classes", "grid", "warnings")}
-    tensors = {f.name: kept[f.name] for f in fields(ProbeSet) if f.name not in _PLAIN}
+    tensors: dict[str, Any] = {f.name: kept[f.name] for f in fields(ProbeSet) if f.name not in _PLAIN}
     return ProbeSet(**tensors, **words)
