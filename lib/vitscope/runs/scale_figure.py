@@ -55,9 +55,8 @@ def cost(units: UnitCosts, site: Site = SITE) -> Figure:
             )
         for collection in (IMAGENET_1K, IMAGENET_21K):
             ax.axvline(collection.images, color="#777777", lw=0.8, ls=":")
-            place = (collection.images, 0.98)
-            across = ax.get_xaxis_transform()
-            ax.text(*place, f" {collection.name}", transform=across, fontsize=7, va="top", ha="left")
+            across, name = ax.get_xaxis_transform(), f" {collection.name}"
+            ax.text(collection.images, 0.98, name, transform=across, fontsize=7, va="top", ha="left")
         ax.set(xscale="log", yscale="log", xlabel="images", ylabel="hours", title=TITLE)
         ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=7.5)
     return Figure(fig, table, _words(units, site, marks), "scale_cost")

@@ -5,7 +5,7 @@ Every cell is text with its unit, so that a table means the same on the page and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 
 import pandas as pd
@@ -17,6 +17,7 @@ from vitscope.runs.schema import resolve
 from vitscope.scale import BILLION, IMAGENET_1K, IMAGENET_21K, VITS, Collection, Site, UnitCosts, Vit
 
 SITE = Site()
+_KEPT: tuple[tuple[scale.Kept, str], ...] = (("vectors", "vectors"), ("tokens", "all tokens"))
 COLLECTIONS = (IMAGENET_1K, IMAGENET_21K, BILLION)
 
 SITE_WORDS: dict[str, tuple[str, Callable[..., str]]] = {
@@ -195,7 +196,7 @@ def storage(site: Site = SITE) -> pd.DataFrame:
             "JPEG": si(collection.images * site.image_bytes, "B"),
             **{
                 f"{words}, float{8 * item}": si(collection.images * vit.bytes_kept(kept, item), "B")
-                for kept, words in (("vectors", "vectors"), ("tokens", "all tokens"))
+                for kept, words in _KEPT
                 for item in (2, 4)
             },
             f"disks of {si(site.disk, 'B')}": number(
@@ -289,5 +290,5 @@ def measured_or_not(results: Results) -> str:
     return f"{cpu} No GPU was measured: GPU-hours are FLOP / (peak × utilisation), both assumed below."
 
 
-def _frame(rows: Iterable[dict[str, object]]) -> pd.DataFrame:
+def _frame(rows: Iterable[Mapping[str, object]]) -> pd.DataFrame:
     return pd.DataFrame(list(rows))
