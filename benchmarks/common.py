@@ -1,7 +1,7 @@
 """What every benchmark shares: contestants in turn, medians with their range, and results as JSON.
 
-A result is a list of rows. A row says `what` was measured, `against` which contestant, in which `setting`, and
-gives `ratio` (median, min, max over the rounds; above 1 is in our favour unless `better` is "lower"), the
+A result is a list of rows. A row says `what` was measured, `against` which contestant, in which `setting`,
+and gives `ratio` (median, min, max over the rounds; above 1 is in our favour unless `better` is "lower"), the
 `target` it was meant to reach, if any, and `values`: seconds, images per second or MiB behind the ratio. A
 contestant that was not there has a row too, without a ratio, which says in `absent` how to get it.
 """
@@ -110,13 +110,13 @@ def row(
     **values: float | str | None,
 ) -> dict[str, Any]:
     """One line of a result, printed as it is made."""
-    reached = None
+    reached, goal = None, ""
     if target is not None:
         reached = ratio["median"] >= target if better == "higher" else ratio["median"] <= target
-    goal = f"{'≥' if better == 'higher' else '≤'} {target:g}: {'reached' if reached else 'missed'}"
+        goal = f"{'≥' if better == 'higher' else '≤'} {target:g}: {'reached' if reached else 'missed'}"
     print(
         f"{what} : {against}  {ratio['median']:.4g} × ({ratio['min']:.4g}–{ratio['max']:.4g})  "
-        f"{'' if target is None else goal}  {setting}  " + ", ".join(f"{k} {v}" for k, v in values.items()),
+        f"{goal}  {setting}  " + ", ".join(f"{k} {v}" for k, v in values.items()),
         flush=True,
     )
     return {"what": what, "against": against, "setting": setting, "ratio": ratio, "better": better,
