@@ -28,8 +28,8 @@ OUTSIDE_KERNEL = (
     "runs/compare_around.py", "runs/compare_report.py", "runs/compare_rule.py", "runs/compare_runs.py",
     "runs/compare_sources.py", "runs/editions.py", "runs/explore_pages.py", "runs/gate.py",
     "runs/gate_html.py", "runs/launch.py", "runs/one_page.py", "runs/preflight.py", "runs/printing.py",
-    "runs/process.py", "runs/render.py", "runs/run_statistics.py", "runs/runner.py", "runs/stage.py",
-    "runs/statistics_page.py", "runs/worker.py",
+    "runs/process.py", "runs/render.py", "runs/run_statistics.py", "runs/runner.py", "runs/speed_page.py",
+    "runs/stage.py", "runs/statistics_page.py", "runs/worker.py",
 )  # fmt: skip
 KEY_LENGTH = 16
 
