@@ -8,7 +8,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip install --quiet --no-deps --no-compile --require-hashes
 .DEFAULT_GOAL := book
-.PHONY: book test notebook lint bench lock clean distclean
+.PHONY: book test notebook lint bench peers peers-things lock clean distclean
 .DELETE_ON_ERROR:
 
 book: $(STAMP)
@@ -25,8 +25,24 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# common.py is what the scripts share, gpu_check.py needs a GPU and is run by itself
 bench: $(STAMP)
-	@set -e; for script in $$(ls benchmarks/*.py | grep -v common.py); do echo "== $$script"; $(BIN)/python $$script; done
+	@set -e; for script in $$(ls benchmarks/*.py | grep -v -e common.py -e gpu_check.py -e _peers.py); do \
+		echo "== $$script"; $(BIN)/python $$script; done
+
+# What the benchmarks compare with and .venv lacks. The environment sees .venv's packages: there is one torch.
+PEERS := .venv-peers
+THINGS := .venv-things
+peers: $(STAMP)
+	@test -x $(PEERS)/bin/python || $(BIN)/python -m venv --without-pip $(PEERS)
+	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+		> $$($(PEERS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/venv.pth
+	$(BIN)/python -m pip --python $(PEERS)/bin/python install --quiet --no-deps --require-hashes -r benchmarks/peers.lock
+
+# thingsvision wants an old torchvision, so it has a torch of its own: 7 GB, Linux x86_64 with Python 3.11.
+peers-things:
+	@test -x $(THINGS)/bin/python || $(PYTHON) -m venv $(THINGS)
+	$(THINGS)/bin/python -m pip install --quiet --no-deps --require-hashes -r benchmarks/things.lock
 
 # --no-deps: the lock file is complete, so nothing is resolved and nothing unlisted is installed. From another
 # index torch brings other files, which the listed hashes do not cover, and needs none of the CUDA libraries.
@@ -64,4 +80,4 @@ clean:
 	rm -rf _build .vitscope dist
 
 distclean: clean
-	rm -rf .venv
+	rm -rf .venv $(PEERS) $(THINGS)
