@@ -18,9 +18,9 @@ from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 from sphinx.util.docutils import docutils_namespace
 
-from vitscope.runs import speed_page
+from vitscope.runs import speed_page, speed_results
 from vitscope.runs.layout import Project
-from vitscope.runs.speed_page import Results, SpeedError, load
+from vitscope.runs.speed_results import Results, SpeedError, load
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "benchmarks"
@@ -67,14 +67,14 @@ def test_contestants_take_turns_and_each_round_begins_with_another():
 def test_targets(median, target, better, reached, capsys):
     made = common.row("a", "b", common.spread([median]), target=target, better=better, seconds=2)
     assert made["reached"] is reached
-    assert speed_page.Row.model_validate(made).reached is reached
+    assert speed_results.Row.model_validate(made).reached is reached
     printed = capsys.readouterr().out
     assert ("missed" in printed, "reached" in printed) == (reached is False, reached is True)
 
 
 def test_what_is_not_there_is_a_row_that_says_why():
     made = common.absent("ours", "peer", "`make peers` installs it", target=1.5)
-    row = speed_page.Row.model_validate(made)
+    row = speed_results.Row.model_validate(made)
     assert row.outcome == "≥ 1.5: not measured"
     assert row.details == "not measured: `make peers` installs it"
 

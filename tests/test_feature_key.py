@@ -196,12 +196,12 @@ def test_precision_and_autocast_are_part_of_the_key(twin, images):
 
 def test_on_a_gpu_its_model_and_its_kernels_are_part_of_the_key(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "one")
-    one = feature_key._device(torch.device("cuda"))
+    one = feature_key.arithmetic(torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "two")
-    two = feature_key._device(torch.device("cuda", 0))
+    two = feature_key.arithmetic(torch.device("cuda", 0))
     assert one | {"name": "two"} == two
     monkeypatch.setattr(torch.backends.cuda, "flash_sdp_enabled", lambda: False)
-    assert feature_key._device(torch.device("cuda")) != two
+    assert feature_key.arithmetic(torch.device("cuda")) != two
 
 
 def test_other_code_is_another_key_and_edited_code_keeps_nothing(monkeypatch, twin, images):

@@ -30,8 +30,8 @@ OUTSIDE_KERNEL = (
     "runs/gate_html.py", "runs/launch.py", "runs/one_page.py", "runs/preflight.py", "runs/printing.py",
     "runs/process.py", "runs/quantities.py", "runs/render.py", "runs/run_statistics.py", "runs/runner.py",
     "runs/scale_figure.py", "runs/scale_page.py", "runs/scale_results.py", "runs/scale_tables.py",
-    "runs/speed_page.py",
-    "runs/stage.py", "runs/statistics_page.py", "runs/worker.py",
+    "runs/speed_page.py", "runs/speed_results.py", "runs/stage.py", "runs/statistics_page.py",
+    "runs/worker.py",
 )  # fmt: skip
 KEY_LENGTH = 16
 
