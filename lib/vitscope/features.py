@@ -27,7 +27,10 @@ from vitscope.data.images import Images
 
 FORMAT = "vitscope-features-1"
 KEPT = ("cls", "patch_mean")
-_SOURCES = ("capture.py", "reductions.py", "source.py", "transforms.py", "data/images.py", "data/emoji.py")
+_SOURCES = (
+    "capture.py", "reductions.py", "source.py", "transfer.py", "transforms.py",
+    "data/images.py", "data/emoji.py",
+)  # fmt: skip
 
 
 @dataclass
