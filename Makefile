@@ -6,6 +6,7 @@ PROFILE ?= course
 NAME ?= 01_phase_curves
 BIN := .venv/bin
 STAMP := .venv/.installed
+PIP := $(BIN)/python -m pip install --quiet --no-deps --no-compile --require-hashes
 .DEFAULT_GOAL := book
 .PHONY: book test notebook lint bench lock clean distclean
 .DELETE_ON_ERROR:
@@ -29,6 +30,7 @@ bench: $(STAMP)
 
 # --no-deps: the lock file is complete, so nothing is resolved and nothing unlisted is installed. From another
 # index torch brings other files, which the listed hashes do not cover, and needs none of the CUDA libraries.
+# torch, which is most of the bytes, is unpacked beside the rest; Python compiles what it imports when it does.
 $(STAMP): requirements.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed (PYTHON=/path/to/python3.11)"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version)'
@@ -38,7 +40,10 @@ ifdef TORCH_INDEX
 	@sed -E -e '/^(nvidia|cuda|triton)/d' -e '/^ +--hash/d' -e 's/ *\\$$//' requirements.lock > .venv/requirements.txt
 	$(BIN)/python -m pip install --quiet --no-deps --extra-index-url $(TORCH_INDEX) -r .venv/requirements.txt
 else
-	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements.lock
+	@awk 'BEGIN { part = "rest" } /^[^ #]/ { part = /^(torch|nvidia|cuda|triton)/ ? "torch" : /^pip==/ ? "pip" : "rest" } \
+		{ print > ".venv/" part ".lock" }' requirements.lock
+	$(PIP) -r .venv/pip.lock
+	$(PIP) -r .venv/torch.lock & torch=$$!; $(PIP) -r .venv/rest.lock && wait $$torch
 endif
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@

@@ -9,6 +9,7 @@ PAGES = [
     "book/architecture",
     "book/references",
     "book/statistics",
+    "book/scale",
     "notebooks/00_inside_a_vit",
     "notebooks/01_phase_curves",
     "notebooks/02_information_scrambling",

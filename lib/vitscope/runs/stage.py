@@ -15,7 +15,7 @@ import yaml
 from vitscope.runs.launch import Repository, configure
 from vitscope.runs.layout import Project
 
-FOLDERS = ("book", "extra", "_static")
+FOLDERS = ("book", "extra", "_static", "benchmarks/results")
 
 
 def stage(
