@@ -25,9 +25,9 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# common.py is what the scripts share, gpu_check.py needs a GPU and is run by itself
+# common.py is what the scripts share; gpu_check.py needs a GPU and is run by itself, with the gpu_ files it is made of
 bench: $(STAMP)
-	@set -e; for script in $$(ls benchmarks/*.py | grep -v -e common.py -e gpu_check.py -e _peers.py); do \
+	@set -e; for script in $$(ls benchmarks/*.py | grep -v -e common.py -e gpu_ -e _peers.py); do \
 		echo "== $$script"; $(BIN)/python $$script; done
 
 # What the benchmarks compare with and .venv lacks. The environment sees .venv's packages: there is one torch.

@@ -29,7 +29,7 @@ from vitscope.source import Pictures
 # Every module that a forward pass, its reductions or the making of a picture runs (tested by the imports).
 SOURCES = (
     "attention.py", "attention_maps.py", "capture.py", "entmax.py", "projections.py", "reductions.py",
-    "source.py", "specialization.py", "transforms.py", "metrics/similarity.py",
+    "source.py", "specialization.py", "transfer.py", "transforms.py", "metrics/similarity.py",
     "data/__init__.py", "data/backgrounds.py", "data/corruptions.py", "data/dense_layouts.py",
     "data/dense_reading.py", "data/dense_sets.py", "data/emoji.py", "data/files.py", "data/hub.py",
     "data/images.py", "data/scenes.py", "data/seeding.py", "data/shifts.py", "data/tasks.py",
