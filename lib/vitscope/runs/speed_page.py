@@ -27,6 +27,7 @@ _STYLE = """<style>
 .vitscope-speed table { font-size: .75rem; line-height: 1.4 }
 .vitscope-speed .vitscope-table :is(th, td) { padding: .25em .4em; vertical-align: top; min-width: 5em }
 .vitscope-speed .vitscope-table td:first-child { min-width: 11em }
+.vitscope-speed .vitscope-table td:nth-last-child(2) { min-width: 9em }
 .vitscope-speed .vitscope-facts th { white-space: nowrap; vertical-align: top; padding-right: 1em }
 </style>"""
 
@@ -38,7 +39,7 @@ def rows_table(results: Results) -> pd.DataFrame:
             "what": row.what,
             "against": row.against,
             "ratio, median (smallest–largest)": "–" if row.ratio is None else str(row.ratio),
-            "target": row.outcome,
+            "target": row.outcome or ("lower is better" if row.better == "lower" and row.ratio else ""),
             "setting": row.setting,
             "behind it": row.details,
         }
@@ -77,7 +78,7 @@ class Speed(SphinxDirective):
         if not path.is_file() and "optional" in self.options:
             return [nodes.paragraph("", NONE)]
         found = _loaded(path)
-        caption = f"{path.stem}: above 1 is in favour of what stands first, unless the target says otherwise"
+        caption = f"{path.stem}: above 1 is in favour of what stands first, unless lower is better (≤)"
         table = cards.table(f"speed_{path.stem}", rows_table(found), caption)
         facts = f'<div style="overflow-x:auto">{cards.facts_table(found.facts)}</div>'
         return _html(table + facts)
