@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from vitscope import book_command, claims_command, frozen_command
+from vitscope import book_command, claims_command, frozen_command, sweep_command
 from vitscope.cache_command import cache_app
 from vitscope.course_command import course
 from vitscope.data_command import data_app
@@ -66,6 +66,7 @@ app.command()(claims_command.claims)
 app.command()(claims_command.compare)
 app.command()(frozen_command.advise)
 app.command(epilog=frozen_command.PREDICT)(frozen_command.fuse)
+app.command()(sweep_command.sweep)
 
 
 @app.command("list")
