@@ -9,6 +9,7 @@ PAGES = [
     "book/architecture",
     "book/references",
     "book/statistics",
+    "book/cluster",
     "book/speed",
     "book/scale",
     "notebooks/00_inside_a_vit",

@@ -81,7 +81,7 @@ def fit(p: HeadFit, project: Project, *, threads: int | None = None) -> list[dic
 
     _prepare(p.seed, threads)
     model = backbones.load(_path(p.backbone, project), weights=_weights(p, project), device=p.device)
-    cache = project.state / "cache"
+    cache = project.cache
     task, _ = frozen.load(
         model, _path(p.dataset, project), images=p.images, test_images=p.test_images, seed=p.seed,
         norm=p.norm, tokens=p.tokens, cache=cache,
