@@ -129,6 +129,19 @@ def test_sources_edited_since_the_start_keep_nothing(tmp_path, monkeypatch):
     assert Store(tmp_path).entries() == []
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_fits_are_found_whatever_the_number_of_threads(threads, tmp_path):
+    with fits.threads_of_torch(threads):
+        one, two = vfusion(), vfusion()
+        fit(one, tmp_path / "own")
+        with fits.threads_of_torch(3 - threads):
+            fit(two, tmp_path / "other")
+        assert torch.get_num_threads() == threads
+    assert torch.equal(one.predict_logits(features()), two.predict_logits(features()))
+    names = [next((tmp_path / folder).glob("*.safetensors")).name for folder in ("own", "other")]
+    assert names[0] == names[1]
+
+
 def test_a_changed_option_of_one_head_fits_that_head_alone(tmp_path, monkeypatch):
     part = Part(features(), LABELS, None, {}, 0)
     task = Task("model", "set", "cls", "none", ("a", "b", "c"), part, part)

@@ -2,7 +2,8 @@
 
 The key holds the very numbers (features, labels, logits, groups), the options, the seed and the sources that
 fit. What is found is what a fit would give, bit for bit on one kind of processor, with the seconds that the
-fit took.
+fit took. A small fit runs in one thread: sums over images depend, in their last bits, on how many threads
+share them, and a run beside others must find what a run alone has fitted.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import hashlib
 import inspect
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ from vitscope.splits import Labels
 KIND = "fit"
 # Every module that a fit runs, beside the package `fusion` (tested by the imports).
 SOURCES = ("holdout.py", "lbfgs.py", "logistic.py", "probes.py", "protocol.py", "ridge.py", "splits.py")
+SMALL = 1 << 24  # numbers in the features, up to which more threads bring little
 _WORDS = "words"  # the entry that holds what is no tensor, as JSON
 _PLAIN = ("kind", "classes", "grid", "majority", "images", "warnings")
 
@@ -118,13 +121,29 @@ def _kept(
     store, named = folder.store, _content({**parts, "given": dict(given)})
     features = given["x"]
     code = _digest(_files())
-    if store is None or not isinstance(features, Tensor) or code != _AT_START:
-        return build()
+    threads = 1 if features.numel() <= SMALL else torch.get_num_threads()
+
+    def fitted() -> dict[str, Tensor]:
+        with threads_of_torch(threads):
+            return build()
+
+    if store is None or code != _AT_START:
+        return fitted()
     packages = {name: installed(name) for name in ("torch", "numpy")}
-    # unlike a forward pass, sums over all images depend on how many threads share them
-    how = {"device": arithmetic(features.device), "threads": torch.get_num_threads(), "packages": packages}
+    how = {"device": arithmetic(features.device), "threads": threads, "packages": packages}
     about = {"of": f"{parts['fit']} on {list(features.shape)}".replace("vitscope.", "")}
-    return store.fetch(KIND, {**named, **how, "code": code}, build, about=about)[0]
+    return store.fetch(KIND, {**named, **how, "code": code}, fitted, about=about)[0]
+
+
+@contextmanager
+def threads_of_torch(count: int) -> Iterator[None]:
+    """So many threads for torch, and then as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _content(value: Any) -> Any:
