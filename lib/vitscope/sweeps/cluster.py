@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from vitscope.errors import unknown
 from vitscope.sweeps.results import SweepError
@@ -71,6 +71,13 @@ class Slurm(Checked):
     python: str | None = Field(None, description="interpreter on the nodes; the running one if left out")
     interface: str | None = Field(None, description="network interface, as ib0")
     local_directory: str | None = Field(None, description="scratch folder on a node")
+
+    @field_validator("walltime", mode="before")
+    @classmethod
+    def _text(cls, value: Any) -> Any:
+        if isinstance(value, int):  # YAML takes 12:00:00 for a number to the base of 60
+            raise ValueError("put the time in quotes, as '12:00:00'; without them YAML reads a number")
+        return value
 
     @property
     def threads(self) -> int:

@@ -89,6 +89,8 @@ def _outcome(future: Any, retries: int) -> Outcome | None:
     except StartFailed as error:
         return Outcome(FAILED, f"did not start in {retries + 1} tries: {error}")
     except Exception as error:  # of Dask or of a worker that cannot do this work at all
+        if future.status != "error":  # not the task's: its result could not be fetched
+            return None
         return Outcome(FAILED, f"{type(error).__name__}: {error}")
     if not isinstance(found, Outcome):
         return Outcome(FAILED, f"the worker answered with {type(found).__name__} in place of an outcome")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -148,13 +149,20 @@ def table(
         if name is not None and name not in given:
             raise unknown("parameter of the sweep", name, given)
     done = found[found["name"].notna()]
-    wanted = [number.format(**dict(zip(given, line, strict=True)))
-              for line in done[given].itertuples(index=False)] if "{" in number else number  # fmt: skip
-    here = done[done["name"] == wanted]
+    here = done[done["name"] == _filled(number, done[given])]
     if not len(here):
         raise unknown("number", number, sorted(done["name"].unique()))
     keys = [here[name].map(str) for name in (chosen, across) if name is not None]
     return _cells(here["value"], keys, number, digits)
+
+
+def _filled(number: str, given: pd.DataFrame) -> list[str]:
+    """The number's name for each row, parameters in braces filled in."""
+    for name in re.findall(r"{(.*?)}", number):
+        if name not in given.columns:
+            raise unknown("parameter of the sweep", name, given.columns)
+    lines = given.to_dict("records")
+    return [re.sub(r"{(.*?)}", lambda found, line=line: str(line[found[1]]), number) for line in lines]
 
 
 def _cells(values: pd.Series, keys: list[pd.Series], number: str, digits: int) -> pd.DataFrame:
