@@ -114,6 +114,7 @@ def started(cluster: Cluster, retries: int, *, processes: bool = True) -> Iterat
 
     settings = {
         "distributed.scheduler.allowed-failures": retries,
+        "distributed.scheduler.worker-saturation": 1.0,  # a worker has the task that it does, and no other
         # bad news is told by the summary; Dask's own logs would bury it
         "logging": {"distributed": "critical", "distributed.nanny": "critical"},
     }
