@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -217,23 +216,6 @@ def test_deaths_of_workers(tmp_path):
     assert squares(tmp_path / "out") == {0: 0, 2: 4, 3: 9}
     assert standing(ever, tmp_path / "out") == "lost"
     assert not any(map(alive, workers_of(tmp_path)))
-
-
-def test_a_worker_killed_from_outside_in_mid_run(tmp_path):
-    waiting = [task(tmp_path, seed, "wait") for seed in range(2)]
-
-    def kill_one(_: str) -> None:
-        def strike() -> None:
-            until(lambda: len(workers_of(tmp_path)) == 2)
-            os.kill(min(workers_of(tmp_path)), signal.SIGKILL)
-            (tmp_path / "go").touch()
-
-        threading.Thread(target=strike, daemon=True).start()
-
-    summary, _ = run(waiting, tmp_path / "out", TWO, processes=True, say=kill_one)
-    assert summary.whole
-    assert sum(map(tries, waiting)) == 3
-    assert squares(tmp_path / "out") == {0: 0, 1: 1}
 
 
 @contextmanager
