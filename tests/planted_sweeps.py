@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from vitscope.runs.hashing import Inputs
+from vitscope.sweeps import tasks
 from vitscope.sweeps.fits import HeadFit
 from vitscope.sweeps.grid import words
 from vitscope.sweeps.results import number_row
@@ -41,8 +42,11 @@ def obey(task: Task, threads: int | None) -> Outcome:
     if do == "slow":
         time.sleep(0.4)
     if do == "wait":
-        while not (Path(task.root) / "go").exists():
-            time.sleep(0.05)
+        with tasks._stopped_when_unwanted() as stop:
+            while not (Path(task.root) / "go").exists():
+                if stop.wait(0.05):
+                    (Path(task.root) / f"stopped-{task.id}").touch()
+                    return Outcome(FAILED, "stopped")
     seed = task.given["seed"]
     number = number_row("square", float(seed**2), text=f"{seed**2}", n=seed + 1, unit="apples")
     return Outcome(DONE, "", [number], 1.0, str(os.getpid()))

@@ -15,7 +15,7 @@ import pytest
 
 from planted_sweeps import obey, task, tries
 from processes import environment
-from vitscope.sweeps import SweepError, engine, read, results
+from vitscope.sweeps import engine, read, results
 from vitscope.sweeps.cluster import Elsewhere, Local, started
 from vitscope.sweeps.sweep import standing, sweep
 
@@ -257,6 +257,7 @@ def test_the_scheduler_dies_and_the_same_call_resumes(tmp_path):
         where = Elsewhere(kind="scheduler", address=address)
         summary, said = run([quick, *waiting], tmp_path / "out", where, heard=then_kill)
         assert time.monotonic() - died[0] < 8
+        until(lambda: list(tmp_path.glob("stopped-*")), 15)  # the worker ends what nobody waits for
     assert said == [f"3 tasks on scheduler {address}"]
     assert summary.early == engine.GONE
     assert (seeds(summary.done), summary.failed, summary.left) == ([1], [], 2)
@@ -308,10 +309,8 @@ def test_ctrl_c_keeps_what_is_done_and_leaves_no_process(tmp_path):
         "ended early: interrupted",
     ]
     assert squares(tmp_path / "out") == {0: 0}
+    assert len(list(tmp_path.glob("stopped-*"))) == 2
     until(lambda: not any(map(alive, workers_of(tmp_path))), 2)
-    assert os.listdir(tmp_path / "out") != []
-    with pytest.raises(SweepError, match="no results in"):
-        read(tmp_path / "other")
 
 
 def test_a_cluster_that_was_left_by_an_error_leaves_no_process():

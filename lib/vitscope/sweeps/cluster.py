@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -228,12 +229,24 @@ def _local(
         number: {
             "cls": Nanny if processes else Worker,
             "options": common
-            | ({"env": worker_environment(devices, number, threads, cluster.gpus)} if processes else {}),
+            | (
+                {"env": worker_environment(devices, number, threads, cluster.gpus), "preload": [__name__]}
+                if processes
+                else {}
+            ),
         }
         for number in range(count)
     }
     scheduler = {"cls": Scheduler, "options": {"dashboard": False, "host": "127.0.0.1", "port": 0}}
     return SpecCluster(workers=workers, scheduler=scheduler, silence_logs=logging.CRITICAL)
+
+
+def dask_setup(_: Any) -> None:
+    """Called by Dask in a new local worker: Ctrl-C goes to all of a terminal's processes, and is not its own.
+
+    A handler that does nothing, unlike an ignored signal, is not handed on to the processes of a run.
+    """
+    signal.signal(signal.SIGINT, lambda *_: None)
 
 
 def _join(address: str, retries: int) -> Any:

@@ -11,6 +11,7 @@ import os
 import re
 import uuid
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -161,8 +162,11 @@ def _filled(number: str, given: pd.DataFrame) -> list[str]:
     for name in re.findall(r"{(.*?)}", number):
         if name not in given.columns:
             raise unknown("parameter of the sweep", name, given.columns)
-    lines = given.to_dict("records")
-    return [re.sub(r"{(.*?)}", lambda found, line=line: str(line[found[1]]), number) for line in lines]
+    return [re.sub(r"{(.*?)}", partial(_value, line), number) for line in given.to_dict("records")]
+
+
+def _value(line: dict[str, Any], found: re.Match[str]) -> str:
+    return str(line[found[1]])
 
 
 def _cells(values: pd.Series, keys: list[pd.Series], number: str, digits: int) -> pd.DataFrame:
