@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from vitscope.errors import unknown
 from vitscope.sweeps.results import SweepError
@@ -72,6 +73,13 @@ class Slurm(Checked):
     interface: str | None = Field(None, description="network interface, as ib0")
     local_directory: str | None = Field(None, description="scratch folder on a node")
 
+    @field_validator("walltime", mode="before")
+    @classmethod
+    def _text(cls, value: Any) -> Any:
+        if isinstance(value, int):  # YAML takes 12:00:00 for a number to the base of 60
+            raise ValueError("put the time in quotes, as '12:00:00'; without them YAML reads a number")
+        return value
+
     @property
     def threads(self) -> int:
         return self.cores
@@ -107,6 +115,7 @@ def started(cluster: Cluster, retries: int, *, processes: bool = True) -> Iterat
 
     settings = {
         "distributed.scheduler.allowed-failures": retries,
+        "distributed.scheduler.worker-saturation": 1.0,  # a worker has the task that it does, and no other
         # bad news is told by the summary; Dask's own logs would bury it
         "logging": {"distributed": "critical", "distributed.nanny": "critical"},
     }
@@ -220,12 +229,24 @@ def _local(
         number: {
             "cls": Nanny if processes else Worker,
             "options": common
-            | ({"env": worker_environment(devices, number, threads, cluster.gpus)} if processes else {}),
+            | (
+                {"env": worker_environment(devices, number, threads, cluster.gpus), "preload": [__name__]}
+                if processes
+                else {}
+            ),
         }
         for number in range(count)
     }
     scheduler = {"cls": Scheduler, "options": {"dashboard": False, "host": "127.0.0.1", "port": 0}}
     return SpecCluster(workers=workers, scheduler=scheduler, silence_logs=logging.CRITICAL)
+
+
+def dask_setup(_: Any) -> None:
+    """Called by Dask in a new local worker: Ctrl-C goes to all of a terminal's processes, and is not its own.
+
+    A handler that does nothing, unlike an ignored signal, is not handed on to the processes of a run.
+    """
+    signal.signal(signal.SIGINT, lambda *_: None)
 
 
 def _join(address: str, retries: int) -> Any:

@@ -34,10 +34,7 @@ def run(
     ended: queue.SimpleQueue[tuple[Task, Any]] = queue.SimpleQueue()
     futures: list[Any] = []
     try:
-        futures = client.map(
-            work, list(tasks), [running.threads] * len(tasks),
-            key=[("vitscope-sweep", task.id) for task in tasks], pure=False, retries=retries, batch_size=None,
-        )  # fmt: skip
+        futures = _submit(client, tasks, running.threads, retries, work)
         for task, future in zip(tasks, futures, strict=True):
             future.add_done_callback(lambda done, task=task: ended.put((task, done)))
         return _listen(len(tasks), ended, running, retries, heard)
@@ -47,6 +44,31 @@ def run(
         if client.status == "running":
             with contextlib.suppress(Exception):  # on the way out there is nobody left to tell
                 client.cancel(futures, force=True)
+
+
+def _submit(
+    client: Any, tasks: Sequence[Task], threads: int | None, retries: int, work: Perform
+) -> list[Any]:
+    """A future for each task.
+
+    A worker's death counts against every task that was sent to it, begun or not. Tasks marked as producers
+    of data wait at the scheduler until a worker is free, so that none suffers for another.
+    """
+    import dask
+    from dask._task_spec import Task as Node
+
+    keys = [("vitscope-sweep", number, task.id) for number, task in enumerate(tasks)]
+    graph = {
+        key: Node(key, work, task, threads, _data_producer=True)
+        for key, task in zip(keys, tasks, strict=True)
+    }
+    with dask.annotate(priority=_as_listed):
+        futures: list[Any] = client.get(graph, keys, sync=False, retries=retries)
+    return futures
+
+
+def _as_listed(key: tuple[str, int, str]) -> int:
+    return -key[1]
 
 
 def _listen(
@@ -89,6 +111,8 @@ def _outcome(future: Any, retries: int) -> Outcome | None:
     except StartFailed as error:
         return Outcome(FAILED, f"did not start in {retries + 1} tries: {error}")
     except Exception as error:  # of Dask or of a worker that cannot do this work at all
+        if future.status != "error":  # not the task's: its result could not be fetched
+            return None
         return Outcome(FAILED, f"{type(error).__name__}: {error}")
     if not isinstance(found, Outcome):
         return Outcome(FAILED, f"the worker answered with {type(found).__name__} in place of an outcome")

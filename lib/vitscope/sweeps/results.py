@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import uuid
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -148,13 +150,23 @@ def table(
         if name is not None and name not in given:
             raise unknown("parameter of the sweep", name, given)
     done = found[found["name"].notna()]
-    wanted = [number.format(**dict(zip(given, line, strict=True)))
-              for line in done[given].itertuples(index=False)] if "{" in number else number  # fmt: skip
-    here = done[done["name"] == wanted]
+    here = done[done["name"] == _filled(number, done[given])]
     if not len(here):
         raise unknown("number", number, sorted(done["name"].unique()))
     keys = [here[name].map(str) for name in (chosen, across) if name is not None]
     return _cells(here["value"], keys, number, digits)
+
+
+def _filled(number: str, given: pd.DataFrame) -> list[str]:
+    """The number's name for each row, parameters in braces filled in."""
+    for name in re.findall(r"{(.*?)}", number):
+        if name not in given.columns:
+            raise unknown("parameter of the sweep", name, given.columns)
+    return [re.sub(r"{(.*?)}", partial(_value, line), number) for line in given.to_dict("records")]
+
+
+def _value(line: dict[str, Any], found: re.Match[str]) -> str:
+    return str(line[found[1]])
 
 
 def _cells(values: pd.Series, keys: list[pd.Series], number: str, digits: int) -> pd.DataFrame:

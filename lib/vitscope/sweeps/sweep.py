@@ -128,10 +128,10 @@ def sweep(
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / ".lock")
     try:
-        lock.acquire(timeout=0)
+        held = lock.acquire(timeout=0)
     except Timeout:
         raise SweepError(f"another sweep writes into {folder}; wait for it, or name other results") from None
-    with lock:
+    with held:
         for remains in folder.glob(".*.partial"):  # of a sweep that was killed
             remains.unlink(missing_ok=True)
         stands = {task.id: standing(task, folder, say) for task in tasks}

@@ -21,7 +21,7 @@ from vitscope.runs.layout import Project
 from vitscope.runs.provenance import commit_of, versions
 from vitscope.runs.record import Record
 from vitscope.runs.schema import schema_of
-from vitscope.sweeps.results import number_row
+from vitscope.sweeps.results import SweepError, number_row
 
 FIT = "fit"
 DONE, FAILED, LOST = "done", "failed", "lost"
@@ -145,7 +145,7 @@ def _fit(task: Task, threads: int | None, worker: str, began: float) -> Outcome:
 def _require_same(task: Task, here: Inputs) -> None:
     """A worker with other sources would compute other numbers and file them under this key."""
     if different := here.changed_since(task.inputs):
-        raise RuntimeError(
+        raise SweepError(
             f"this worker differs from where the sweep was started in {', '.join(different)}: both need the "
             "same clone and environment, and local files at the same place"
         )
