@@ -6,8 +6,9 @@ PROFILE ?= course
 NAME ?= 01_phase_curves
 BIN := .venv/bin
 STAMP := .venv/.installed
+PIP := $(BIN)/python -m pip install --quiet --no-deps --no-compile --require-hashes
 .DEFAULT_GOAL := book
-.PHONY: book test notebook lint bench lock clean distclean
+.PHONY: book test notebook lint bench peers peers-things lock clean distclean
 .DELETE_ON_ERROR:
 
 book: $(STAMP)
@@ -24,11 +25,28 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# common.py is what the scripts share; gpu_check.py needs a GPU and is run by itself, with the gpu_ files it is made of
 bench: $(STAMP)
-	@set -e; for script in $$(ls benchmarks/*.py | grep -v common.py); do echo "== $$script"; $(BIN)/python $$script; done
+	@set -e; for script in $$(ls benchmarks/*.py | grep -v -e common.py -e gpu_ -e _peers.py); do \
+		echo "== $$script"; $(BIN)/python $$script; done
+
+# What the benchmarks compare with and .venv lacks. The environment sees .venv's packages: there is one torch.
+PEERS := .venv-peers
+THINGS := .venv-things
+peers: $(STAMP)
+	@test -x $(PEERS)/bin/python || $(BIN)/python -m venv --without-pip $(PEERS)
+	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+		> $$($(PEERS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/venv.pth
+	$(BIN)/python -m pip --python $(PEERS)/bin/python install --quiet --no-deps --require-hashes -r benchmarks/peers.lock
+
+# thingsvision wants an old torchvision, so it has a torch of its own: 7 GB, Linux x86_64 with Python 3.11.
+peers-things:
+	@test -x $(THINGS)/bin/python || $(PYTHON) -m venv $(THINGS)
+	$(THINGS)/bin/python -m pip install --quiet --no-deps --require-hashes -r benchmarks/things.lock
 
 # --no-deps: the lock file is complete, so nothing is resolved and nothing unlisted is installed. From another
 # index torch brings other files, which the listed hashes do not cover, and needs none of the CUDA libraries.
+# torch, which is most of the bytes, is unpacked beside the rest; Python compiles what it imports when it does.
 $(STAMP): requirements.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed (PYTHON=/path/to/python3.11)"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version)'
@@ -38,7 +56,10 @@ ifdef TORCH_INDEX
 	@sed -E -e '/^(nvidia|cuda|triton)/d' -e '/^ +--hash/d' -e 's/ *\\$$//' requirements.lock > .venv/requirements.txt
 	$(BIN)/python -m pip install --quiet --no-deps --extra-index-url $(TORCH_INDEX) -r .venv/requirements.txt
 else
-	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements.lock
+	@awk 'BEGIN { part = "rest" } /^[^ #]/ { part = /^(torch|nvidia|cuda|triton)/ ? "torch" : /^pip==/ ? "pip" : "rest" } \
+		{ print > ".venv/" part ".lock" }' requirements.lock
+	$(PIP) -r .venv/pip.lock
+	$(PIP) -r .venv/torch.lock & torch=$$!; $(PIP) -r .venv/rest.lock && wait $$torch
 endif
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
@@ -59,4 +80,4 @@ clean:
 	rm -rf _build .vitscope dist
 
 distclean: clean
-	rm -rf .venv
+	rm -rf .venv $(PEERS) $(THINGS)

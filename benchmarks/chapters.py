@@ -1,7 +1,7 @@
 """Seconds for all statistics of chapters 01 and 02 for one backbone, part by part.
 
     python benchmarks/chapters.py                   twin_s, 2,000 test and 4,000 training images, two threads
-    python benchmarks/chapters.py --images 200      a quick look
+    python benchmarks/chapters.py --images 200 --rounds 1
     python benchmarks/chapters.py --backbone twin_b --threads 1
 
 What the chapters compute of a backbone as it is, by the functions they call, on the task of their `course`
@@ -10,12 +10,13 @@ is in the parts that read them. A number of seconds belongs to a machine; the to
 multiple of a bare `forward_features` over the same pictures too, rendering included.
 """
 
-import argparse
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import common
 import torch
 from threadpoolctl import threadpool_limits
 
@@ -52,14 +53,14 @@ class Parts:
 
 def measure(name: str, images: int, seed: int, part: Parts) -> None:
     """Everything once. A later part takes what the parts before it made, as in the chapters."""
-    backbone = backbones.load(name)
+    backbone = backbones.load(name, device="cpu")
     train = data.load("emoji_group", "train", limit=2 * images, seed=seed)
     test = data.load("emoji_group", "test", limit=images, seed=seed)
     few, fewer = test.limited(round(ISI_SHARE * images), seed), test.limited(min(RANK_IMAGES, images), seed)
     groups, clusters = train.extras["identity"], test.extras["identity"]
     bare(backbone, train.limited(64, seed))  # opens files and starts threads, which is no part's own time
 
-    with part(f"bare forward of {len(train):,} + {len(test):,} images (not in the total)"):
+    with part(f"bare forward of {len(train):,} + {len(test):,} images"):
         bare(backbone, train, test)
     with part("capture: tokens of both parts, attention of the test part"):
         captured = layerwise.capture_all([backbone], train, test, norm=NORM, attention=map_statistics)
@@ -87,34 +88,34 @@ def measure(name: str, images: int, seed: int, part: Parts) -> None:
         tradeoff_report.find({backbone.name: found}, {backbone.name: fitted}, clusters)
 
 
-def report(seconds: dict[str, list[float]], say: Callable[[str], None]) -> None:
-    """A line for each part, then the total."""
-    middle = {name: statistics.median(times) for name, times in seconds.items()}
-    (first, unit), *rest = middle.items()
-    total = sum(value for _, value in rest)
-    say(f"{first:<64} {unit:7.2f} s")
-    for name, value in rest:
-        say(f"{name:<64} {value:7.2f} s {value / total:6.1%}")
-    say(f"{'total':<64} {total:7.2f} s, {total / unit:.1f} times the bare forward")
+def rows(seconds: dict[str, list[float]], setting: str) -> list[dict[str, Any]]:
+    """Every part, and the total, as multiples of the bare forward over the same pictures."""
+    (unit, bare_seconds), *rest = seconds.items()
+    total = [sum(parts) for parts in zip(*(times for _, times in rest), strict=True)]
+    made = []
+    for name, times in [("all parts", total), *rest]:
+        found = common.ratio({"part": times, "unit": bare_seconds}, "part", "unit")
+        made.append(
+            common.row(
+                name, unit, found, setting=setting, better="lower",
+                seconds=float(f"{statistics.median(times):.3g}"),
+                **{"seconds of the other": float(f"{statistics.median(bare_seconds):.3g}")},
+            )
+        )  # fmt: skip
+    return made
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = common.parser(__doc__, images=2000, threads=2, rounds=3, seed=0)
     parser.add_argument("--backbone", default="twin_s", help="a model of the zoo, or any that loads")
-    parser.add_argument("--images", type=int, default=2000, help="test images; twice as many train probes")
-    for name, value in (("threads", 2), ("rounds", 1), ("seed", 0)):
-        parser.add_argument(f"--{name}", type=int, default=value)
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    args = common.parse(parser, images=60, threads=1, rounds=1)
 
     part = Parts()
-    with threadpool_limits(args.threads):
+    with threadpool_limits(args.threads or None):
         for _ in range(args.rounds):
             measure(args.backbone, args.images, args.seed, part)
-    print(f"{args.backbone}, {args.threads} threads, median of {args.rounds}")
-    report(part.seconds, print)
+    setting = f"{args.backbone}, {args.images} test images, {args.threads} threads"
+    common.write("chapters", rows(part.seconds, setting), args)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """What every benchmark shares: contestants in turn, medians with their range, and results as JSON.
 
-A result is a list of rows. A row says `what` was measured, `against` which contestant, in which `setting`, and
-gives `ratio` (median, min, max over the rounds; above 1 is in our favour unless `better` is "lower"), the
-`target` it was meant to reach, if any, and `values`: seconds, images per second or MiB behind the ratio.
+A result is a list of rows. A row says `what` was measured, `against` which contestant, in which `setting`,
+and gives `ratio` (median, min, max over the rounds; above 1 is in our favour unless `better` is "lower"), the
+`target` it was meant to reach, if any, and `values`: seconds, images per second or MiB behind the ratio. A
+contestant that was not there has a row too, without a ratio, which says in `absent` how to get it.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -20,8 +22,49 @@ from typing import Any
 
 import torch
 
+ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("torch", "timm", "numpy", "scikit-learn", "entmax", "torchvision", "vit-prisma", "thingsvision")
+_STARTED_BY = "VITSCOPE_BENCHMARK_UNDER"
+
+
+def parser(doc: str | None, **sizes: int) -> argparse.ArgumentParser:
+    """Options that are numbers, by name and default, and those that every script has."""
+    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, value in sizes.items():
+        made.add_argument(f"--{name.replace('_', '-')}", type=int, default=value)
+    made.add_argument("--quick", action="store_true", help="sizes for a test; written only with --json")
+    made.add_argument("--json", help="write the results here, not to benchmarks/results")
+    return made
+
+
+def parse(made: argparse.ArgumentParser, **quick: Any) -> argparse.Namespace:
+    """Read the command line; with --quick, the defaults are those given here."""
+    if "--quick" in sys.argv[1:]:
+        made.set_defaults(**quick)
+    args = made.parse_args()
+    if getattr(args, "threads", 0):
+        torch.set_num_threads(args.threads)
+    return args
+
+
+def under(environment: str) -> None:
+    """Go on as the same command in `.venv-NAME`, where that environment exists."""
+    folder = ROOT / f".venv-{environment}"
+    python = folder / "bin" / "python"
+    if python.exists() and Path(sys.prefix).resolve() != folder.resolve() and _STARTED_BY not in os.environ:
+        os.environ[_STARTED_BY] = environment
+        sys.stdout.flush()
+        os.execv(python, [str(python), *sys.argv])
+
+
+def child(script: str, *arguments: object) -> dict[str, Any]:
+    """What a script prints as its last line, JSON, when it is run with these arguments as a process."""
+    command = [sys.executable, script, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def alternate(
@@ -67,26 +110,31 @@ def row(
     **values: float | str | None,
 ) -> dict[str, Any]:
     """One line of a result, printed as it is made."""
-    reached = None if target is None else (ratio["median"] >= target) == (better == "higher")
-    if target is not None and ratio["median"] == target:
-        reached = True
-    line = {"what": what, "against": against, "setting": setting, "ratio": ratio, "better": better,
-            "target": target, "reached": reached, "values": values}  # fmt: skip
-    goal = (
-        ""
-        if target is None
-        else f"  {'≥' if better == 'higher' else '≤'} {target:g}: {'reached' if reached else 'missed'}"
+    reached, goal = None, ""
+    if target is not None:
+        reached = ratio["median"] >= target if better == "higher" else ratio["median"] <= target
+        goal = f"{'≥' if better == 'higher' else '≤'} {target:g}: {'reached' if reached else 'missed'}"
+    print(
+        f"{what} : {against}  {ratio['median']:.4g} × ({ratio['min']:.4g}–{ratio['max']:.4g})  "
+        f"{goal}  {setting}  " + ", ".join(f"{k} {v}" for k, v in values.items()),
+        flush=True,
     )
-    print(f"{what} : {against}  {ratio['median']:.4g} × ({ratio['min']:.4g}–{ratio['max']:.4g}){goal}  "
-          + ", ".join(f"{k} {v}" for k, v in values.items()), flush=True)  # fmt: skip
-    return line
+    return {"what": what, "against": against, "setting": setting, "ratio": ratio, "better": better,
+            "target": target, "reached": reached, "values": values}  # fmt: skip
+
+
+def absent(what: str, against: str, why: str, *, setting: str = "", target: float | None = None) -> dict:
+    """The line of a contestant that was not there: no ratio, and a target that is neither met nor missed."""
+    print(f"{what} : {against}  not measured: {why}", flush=True)
+    return {"what": what, "against": against, "setting": setting, "ratio": None, "better": "higher",
+            "target": target, "reached": None, "values": {}, "absent": why}  # fmt: skip
 
 
 def machine() -> dict[str, Any]:
     """Where a result was measured."""
     found: dict[str, Any] = {
         "cpu": _cpu(),
-        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "instructions": _instructions(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
@@ -101,6 +149,11 @@ def machine() -> dict[str, Any]:
     return found
 
 
+def _instructions() -> str:
+    capability = getattr(torch.backends.cpu, "get_cpu_capability", None)  # torch 2.0 has none
+    return capability() if capability else ""
+
+
 def _cpu() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
@@ -109,13 +162,18 @@ def _cpu() -> str:
     )
 
 
-def write(name: str, rows: list[dict[str, Any]], args: argparse.Namespace, note: str = "") -> Path:
-    """`results/NAME.json`, or the file that `--json` names."""
-    path = Path(getattr(args, "json", None) or RESULTS / f"{name}.json")
+def write(name: str, rows: list[dict[str, Any]], args: argparse.Namespace, note: str = "") -> Path | None:
+    """`results/NAME.json`, or the file that `--json` names; --quick alone writes nothing."""
+    named = getattr(args, "json", None)
+    if getattr(args, "quick", False) and not named:
+        print("--quick: nothing is written")
+        return None
+    path = Path(named or RESULTS / f"{name}.json")
     path.parent.mkdir(parents=True, exist_ok=True)
+    shown = [x for x in sys.argv[1:] if not named or (x not in ("--json", named) and x != f"--json={named}")]
     document = {
         "name": name,
-        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *shown]),
         "date": datetime.now(UTC).date().isoformat(),
         "machine": machine(),
         "note": note,

@@ -1,7 +1,7 @@
 """What ISI costs: seconds per 1,000 images and states, and its ridges against a loop of scikit-learn's Ridge.
 
-    python benchmarks/scrambling.py                                 # a minute or two on one core
-    python benchmarks/scrambling.py --images 1000 --states 14 --repeats 1
+    python benchmarks/scrambling.py                                 a minute or two on one core
+    python benchmarks/scrambling.py --images 1000 --states 14 --rounds 1
 
 Both sides of the ratio get the same columns of the arms `linear` and `self`, the same penalties (17 λ, and
 for the extra columns of `self` three ρ beside leaving them out), fit on the same images, choose on the same
@@ -9,15 +9,12 @@ validation images and score the same test images; they take turns in one process
 it leaves out rows, not images. Pictures and backbone are the embedded ones.
 """
 
-import argparse
 import statistics
 import time
-from collections.abc import Callable
 from itertools import chain
-from typing import TypeVar
 
+import common
 import numpy as np
-import torch
 from sklearn.linear_model import Ridge
 from threadpoolctl import threadpool_limits
 
@@ -26,8 +23,6 @@ from vitscope.capture import capture
 from vitscope.metrics.held_out import RATIOS, Columns, Parts, fit_whitening
 from vitscope.metrics.reconstruction import Reconstruction, random_features
 from vitscope.metrics.scrambling import GRID, isi_reconstruction
-
-T = TypeVar("T")
 
 
 def batched(problem: Reconstruction, z: Parts, extra: Parts) -> list[float]:
@@ -67,16 +62,11 @@ def _fits(x: Parts, y: Parts) -> list[tuple[float, float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = common.parser(__doc__, images=1000, states=4, rounds=3, threads=1)
     parser.add_argument("--backbone", default="twin_s")
-    for name, value in (("images", 1000), ("states", 4), ("repeats", 3), ("threads", 1)):
-        parser.add_argument(f"--{name}", type=int, default=value)
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    args = common.parse(parser, images=60, states=1, rounds=1)
 
-    backbone = backbones.load(args.backbone)
+    backbone = backbones.load(args.backbone, device="cpu")
     images = data.load("emoji_group", "test", limit=args.images)
     begin = time.perf_counter()
     kept = capture(
@@ -88,47 +78,52 @@ def main() -> None:
     tokens = kept[:, :, backbone.num_prefix_tokens :]
     names = [backbone.states[row] for row in rows]
 
-    seconds: list[float] = []
-    ours: list[float] = []
-    theirs: list[float] = []
-    with threadpool_limits(args.threads):
-        for _ in range(args.repeats):
-            _timed(seconds, lambda: isi_reconstruction(tokens[rows], tokens[0], states=names))
-        problem = Reconstruction(tokens[0], np.arange(len(images)), pca=64, maps=3, l2=GRID, seed=0)
-        z = problem.parts(tokens[rows[-1]])
-        whitening = fit_whitening(z.train)
-        z = Parts(*(whitening.scores(part) for part in z))
-        extra = random_features(z, 3 * min(64, z.train.shape[2]), seed=0)
-        for _ in range(args.repeats):
-            scores = _timed(ours, lambda: batched(problem, z, extra))
-            usual = _timed(theirs, lambda: loop(problem, z, extra))
+    problem = Reconstruction(tokens[0], np.arange(len(images)), pca=64, maps=3, l2=GRID, seed=0)
+    z = problem.parts(tokens[rows[-1]])
+    whitening = fit_whitening(z.train)
+    z = Parts(*(whitening.scores(part) for part in z))
+    extra = random_features(z, 3 * min(64, z.train.shape[2]), seed=0)
+    scores: dict[str, list[float]] = {}
+    with threadpool_limits(args.threads or None):
+        whole = common.alternate(
+            {"isi": lambda: isi_reconstruction(tokens[rows], tokens[0], states=names)},
+            args.rounds,
+            warm_up=False,
+        )["isi"]
+        seconds = common.alternate(
+            {
+                "ours": lambda: scores.update(ours=batched(problem, z, extra)),
+                "loop": lambda: scores.update(loop=loop(problem, z, extra)),
+            },
+            args.rounds, warm_up=False,
+        )  # fmt: skip
+    per_state = [one / len(rows) * 1000 / len(images) for one in whole]
+    first = captured * 1000 / len(images)
+    setting = f"{args.backbone}, {len(images)} images of {tokens.shape[2]} patches, {tokens.shape[3]} wide, "
+    setting += f"{args.threads} threads"
+    compared = {
+        "seconds": _short(seconds["ours"]),
+        "seconds of the other": _short(seconds["loop"]),
+        "R²": ", ".join(f"{score:.4f}" for score in scores["ours"]),
+        "R² of the other": ", ".join(f"{score:.4f}" for score in scores["loop"]),
+    }
+    result = [
+        common.row(
+            "ridges of both arms at the last state", "loop of Ridge", common.ratio(seconds, "loop", "ours"),
+            setting=setting, **compared,
+        ),
+        common.row(
+            "ISI of one state", "capture of all states with their tokens",
+            common.spread([one / first for one in per_state]), setting=setting, better="lower",
+            **{"seconds per 1,000 images": _short(per_state), "of capture": _short([first]),
+            "of ISI for all states": _short([one * len(kept) for one in per_state])},
+        ),
+    ]  # fmt: skip
+    common.write("scrambling", result, args)
 
-    thousands = len(images) / 1000
-    spent = statistics.median(seconds) / len(rows) / thousands
-    print(
-        f"{args.backbone}, {len(images)} images of {tokens.shape[2]} patches, {tokens.shape[3]} wide, ",
-        end="",
-    )
-    print(f"{args.threads} threads, median of {args.repeats}; seconds per 1,000 images:")
-    print(f"capture of all {len(kept)} states {captured / thousands:.1f}; ISI {spent:.2f} a state, ", end="")
-    print(f"{spent * len(kept):.1f} for all")
-    mine, other = statistics.median(ours), statistics.median(theirs)
-    print(
-        f"ridges of `linear` and `self` at state {names[-1]}: batched {mine:.2f} s, loop {other:.2f} s: ",
-        end="",
-    )
-    print(f"{other / mine:.1f} times faster; R² {_shown(scores)} and {_shown(usual)}")
 
-
-def _shown(scores: list[float]) -> str:
-    return ", ".join(f"{score:.4f}" for score in scores)
-
-
-def _timed(seconds: list[float], work: Callable[[], T]) -> T:
-    begin = time.perf_counter()
-    result = work()
-    seconds.append(time.perf_counter() - begin)
-    return result
+def _short(seconds: list[float]) -> float:
+    return float(f"{statistics.median(seconds):.4g}")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ PAGES = [
     "book/architecture",
     "book/references",
     "book/statistics",
+    "book/cluster",
+    "book/speed",
     "book/scale",
     "notebooks/00_inside_a_vit",
     "notebooks/01_phase_curves",

@@ -29,7 +29,7 @@ def plainly(text: str, nl: bool = True, err: bool = False) -> None:
 
 def test_help_names_every_command():
     output = invoke("--help").output
-    commands = "run build print address claims compare advise fuse list doctor train course data"
+    commands = "run build print address claims compare advise fuse list doctor train course data cache"
     for command in commands.split():
         assert command in output
 

@@ -94,6 +94,30 @@ def test_the_hardest_rows_that_a_search_found_need_the_fixed_steps_and_no_more(g
     assert float((kernel._solve(x) - exact).abs().max()) > 1e-6
 
 
+@pytest.mark.parametrize("length", [16, 256, 700, 2048, 4097])
+def test_after_the_fixed_steps_no_hard_row_is_further_off_than_is_said(length, monkeypatch):
+    x = hard_rows(400, length, seed=2)
+    single = kernel.steps(length)
+    monkeypatch.setattr(kernel, "steps", lambda *_: single)  # float64, so that rounding hides nothing
+    assert float((kernel._solve(x) - bisection(x)).abs().max()) < 2e-8
+
+
+@pytest.mark.parametrize("length", [2, 64, 197, 1024, 4097])
+def test_a_row_that_rests_is_as_exact_as_is_proved(length, monkeypatch):
+    x = torch.cat([hard_rows(300, length, seed=3), scores(100, length, scale=0.3, dtype=torch.float64)])
+    single, norm, taken = kernel._rests_at(length, torch.float32), kernel._norm, []
+    monkeypatch.setattr(kernel, "_norm", lambda r: taken.append(len(r)) or norm(r))
+    monkeypatch.setattr(kernel, "_CACHED", x.numel())  # one part: each norm is a step
+    exact, entmax = bisection(x), entmax15(x)
+    before = len(taken)
+    assert before < kernel.MOST_STEPS
+    monkeypatch.setattr(kernel, "_rests_at", lambda *_: single)  # float64, so that rounding hides nothing
+    early = entmax15(x)
+    assert len(taken) - before <= before
+    for found, most in ((entmax, 1e-14), (early, torch.finfo(torch.float32).eps / 2)):
+        assert float((found - exact).abs().max()) <= most
+
+
 @pytest.mark.parametrize(
     ("x", "expected"),
     [
@@ -359,12 +383,39 @@ def test_compiled_equals_eager():
         assert torch.equal(compiled[0, 0], torch.zeros(197))
 
 
+@pytest.mark.skipif(not compiler_found(), reason="torch.compile needs a C++ compiler")
+def test_compiled_takes_any_length_layout_and_number_of_axes():
+    x = scores(6, 40, 33)
+    x[0, 0], x[1, 3, 4], x[2, 0, 1] = -torch.inf, -torch.inf, torch.nan
+    for rows, dim in ((x, -1), (x, 1), (x[0, 1:2], -1), (x[3].T, -1), (x[:1].expand(4, -1, -1), 2)):
+        torch.testing.assert_close(
+            entmax15(rows, dim, backend="compiled"), entmax15(rows, dim), rtol=0, atol=1e-6, equal_nan=True
+        )
+    leaf = x[3].clone().requires_grad_()
+    (of_a_sum,) = torch.autograd.grad(entmax15(leaf, backend="compiled").sum(), leaf)  # arrives expanded
+    torch.testing.assert_close(of_a_sum, torch.zeros(40, 33), rtol=0, atol=1e-7)
+
+
+def test_without_a_gradient_the_numbers_are_those_of_training():
+    x = scores(50, 65)
+    learnt = entmax15(x.clone().requires_grad_())
+    assert learnt.grad_fn is not None
+    with torch.inference_mode():
+        assert torch.equal(entmax15(x), learnt)
+    with torch.no_grad():
+        unlearnt = entmax15(x.clone().requires_grad_())
+    assert torch.equal(unlearnt, learnt)
+    assert not unlearnt.requires_grad
+
+
 def test_auto_compiles_only_large_tensors_that_learn(monkeypatch):
     monkeypatch.setattr(kernel, "_COMPILED_FROM", 100)
     monkeypatch.setattr(kernel, "compiler_found", lambda: True)
     assert kernel._worth_compiling(torch.zeros(100, requires_grad=True))
     assert not kernel._worth_compiling(torch.zeros(99, requires_grad=True))
     assert not kernel._worth_compiling(torch.zeros(100))
+    with torch.no_grad():
+        assert not kernel._worth_compiling(torch.zeros(100, requires_grad=True))
     monkeypatch.setattr(kernel, "compiler_found", lambda: False)
     assert not kernel._worth_compiling(torch.zeros(100, requires_grad=True))
     x = torch.zeros(10, 20, requires_grad=True)

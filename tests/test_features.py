@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitscope import backbones, data, features
+from vitscope import backbones, data, features, store
 from vitscope.capture import capture
 from vitscope.position import scaled
 
@@ -97,7 +97,7 @@ def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch, twin, images
     def interrupted(*args, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(features.os, "replace", interrupted)
+    monkeypatch.setattr(store.os, "replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
         features.features(twin, images, norm="none", folder=tmp_path)
     assert files(tmp_path) == []

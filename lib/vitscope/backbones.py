@@ -23,6 +23,7 @@ from vitscope.pretrain.zoo import read_weights
 from vitscope.transforms import Transform
 
 ZOO_MEAN_STD = (0.5, 0.5, 0.5)
+DTYPES = ("float32", "bfloat16", "float16")
 
 # A plain ViT of timm: a module with patch_embed, blocks, norm and num_prefix_tokens (`_require_plain_vit`).
 # Any, because no class of timm covers all of these and torch types every module attribute as Tensor | Module.
@@ -100,6 +101,7 @@ def load(
     img_size: int | tuple[int, int] | None = None,
     device: str = "auto",
     attention: str = "auto",
+    dtype: str = "float32",
 ) -> Backbone:
     """A backbone, ready to be captured.
 
@@ -107,7 +109,8 @@ def load(
     the path of a zoo file. `weights`: "auto" (the zoo's file, or the hub), "random" or "random:SEED", or the
     path of a local weight file. `img_size` must be a multiple of the patch; the position embedding is
     resampled to it (bicubic, timm's rule). `attention`: "auto" leaves what the model was trained with,
-    "softmax" and "entmax15" change it for evaluation only (`attention.swap_attention`).
+    "softmax" and "entmax15" change it for evaluation only (`attention.swap_attention`). `dtype`: weights
+    and arithmetic of the forward pass, "float32", "bfloat16" or "float16"; capture reduces in float32.
 
     Errors: `UnknownName` with near matches; `hub.NotReachable` when weights are not there and cannot be
     fetched; `weights.WeightFileError` unless every tensor of the backbone is filled; `UnsupportedModel` for
@@ -115,12 +118,20 @@ def load(
     """
     if attention not in ("auto", *KINDS):
         raise unknown("attention", attention, ["auto", *KINDS])
+    if dtype not in DTYPES:
+        raise unknown("dtype", dtype, DTYPES)
     found = _load(name, weights, img_size, device)
-    if attention in ("auto", found.attention):
+    changes: dict[str, Any] = {}
+    if attention not in ("auto", found.attention):
+        swap_attention(found.model, attention)
+        changes |= {"attention": "swapped for evaluation"}
+    if dtype != "float32":
+        found.model.to(getattr(torch, dtype))
+        changes |= {"dtype": dtype}
+    if not changes:
         return found
-    swap_attention(found.model, attention)
-    source = {**found.source, "attention": "swapped for evaluation"}
-    return replace(found, attention=attention, source=source, digest=weight_files.digest(found.model))
+    source, digest = {**found.source, **changes}, weight_files.digest(found.model)
+    return replace(found, attention=_attention_of(found.model), source=source, digest=digest)
 
 
 def _load(name: str, weights, img_size, device) -> Backbone:

@@ -26,9 +26,11 @@ from vitscope.errors import unknown
 from vitscope.reductions import DEFAULT, REDUCTIONS, Reduction, Tokens
 from vitscope.source import Pictures, Source
 from vitscope.specialization import SplitNorm
+from vitscope.transfer import Arrival, Feed
 
 NORMS = ("none", "final", "layer")
 _FIRST_BATCH = {"cpu": 64, "cuda": 256}
+_ON_THE_WAY = {"cuda": 1}  # batches whose results may still be on their way while the next one is computed
 
 
 class NonFiniteActivations(FloatingPointError):
@@ -89,6 +91,7 @@ def capture(
     keep_tokens: int = 0,
     attention: bool | Mapping[str, MapStatistic] = False,
     batch_size: int | str = "auto",
+    ahead: bool | None = None,
     progress: bool | None = None,
 ) -> Capture:
     """Run a backbone once over `images` and keep reductions of every state.
@@ -99,7 +102,8 @@ def capture(
     `reductions`: names of `reductions.REDUCTIONS`, or a mapping of your own. `keep_tokens`: full tokens of
     that many first images. `attention`: also the statistics of `attention_maps.statistics`; a mapping adds
     statistics of your own, functions of a map [n, H, T, T] that give a value an image [n] or a head [n, H].
-    `batch_size` "auto" starts at 64 (CPU) or 256 (CUDA) and halves when memory runs out.
+    `batch_size` "auto" starts at 64 (CPU) or 256 (CUDA) and halves when memory runs out. `ahead`: prepare the
+    next batch in a thread, which changes no number; None does so where pictures must be brought to a GPU.
 
     Errors: `ValueError` for an unknown norm, reduction or shape; `UnknownAttention` with the class;
     `NonFiniteActivations` with the state.
@@ -118,20 +122,27 @@ def capture(
     if not 0 <= keep_tokens <= len(source):
         raise ValueError(f"keep_tokens={keep_tokens}, but there are {len(source)} images")
     started, store, done = time.perf_counter(), _Store(len(source)), 0
+    late = _ON_THE_WAY.get(backbone.device.type, 0)
+    coming: list[tuple[int, Arrival]] = []
     bar = tqdm(total=len(source), unit="img", disable=None if progress is None else not progress, leave=False)
-    with bar, _probe(backbone, norm, named, map_statistics) as probe, torch.inference_mode():
+    watched = _probe(backbone, norm, named, map_statistics)
+    with bar, watched as probe, Feed(source, ahead) as feed, torch.inference_mode():
         while done < len(source):
             try:
-                kept = probe.run(source.batch(done, size), max(0, keep_tokens - done))
+                kept = Arrival(probe.run(feed.take(done, size), max(0, keep_tokens - done)))
             except (torch.OutOfMemoryError, RuntimeError) as error:
                 if batch_size != "auto" or size == 1 or not _out_of_memory(error):
                     raise
                 size //= 2
+                feed.drop()
                 torch.cuda.empty_cache()
                 continue
-            store.add(kept, done)
+            coming.append((done, kept))
             count = min(size, len(source) - done)
             done += count
+            while coming and (len(coming) > late or done == len(source)):
+                start, kept = coming.pop(0)
+                store.add(probe.checked(kept.get()), start)
             bar.update(count)
     results = store.results
     return Capture(
@@ -209,19 +220,17 @@ class _Probe:
         self.keep = 0
 
     def run(self, batch: Tensor, keep: int) -> dict[str, Tensor]:
-        """One forward pass; results [S, n, …] on the CPU."""
+        """One forward pass; results [S, n, …] on the model's device."""
         self.rows, self.maps, self.keep = [], [], keep
         self.backbone.model.forward_features(batch)
         names = dict.fromkeys(name for row in self.rows for name in row)
-        kept = {
-            name: torch.stack([_or_nan(row, name, self.rows) for row in self.rows]).cpu() for name in names
-        }
+        kept = {name: torch.stack([_or_nan(row, name, self.rows) for row in self.rows]) for name in names}
         for name in self.maps[0] if self.maps else ():
-            kept[f"attention/{name}"] = torch.stack([m[name] for m in self.maps]).cpu()
-        self._check_finite(kept)
+            kept[f"attention/{name}"] = torch.stack([m[name] for m in self.maps])
         return kept
 
-    def _check_finite(self, kept: dict[str, Tensor]) -> None:
+    def checked(self, kept: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The results of a batch, once they are on the CPU. Errors: `NonFiniteActivations`."""
         for name, value in kept.items():
             if name == "tokens":  # the row for CLS and registers is NaN at state −1
                 value = value.clone()
@@ -234,6 +243,7 @@ class _Probe:
                         f"{self.backbone.name}: {name} is not finite at state {state} "
                         f"for {int(images.sum())} of {len(images)} images of a batch"
                     )
+        return kept
 
     def at_patch_embedding(self, module, args, output: Tensor) -> None:
         # models with a dynamic size keep the grid as two axes here
@@ -273,7 +283,7 @@ class _Probe:
 
 
 def _layer_norm(x: Tensor) -> Tensor:
-    return F.layer_norm(x, x.shape[-1:])
+    return F.layer_norm(x.float(), x.shape[-1:])
 
 
 def _or_nan(row: dict[str, Tensor], name: str, rows: list[dict[str, Tensor]]) -> Tensor:

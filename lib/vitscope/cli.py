@@ -11,7 +11,8 @@ from typing import Annotated
 
 import typer
 
-from vitscope import book_command, claims_command, frozen_command
+from vitscope import book_command, claims_command, frozen_command, sweep_command
+from vitscope.cache_command import cache_app
 from vitscope.course_command import course
 from vitscope.data_command import data_app
 from vitscope.terminal import Force, Profile, StatusLine, plain_errors, print_table, relative
@@ -24,6 +25,7 @@ app = typer.Typer(
     help="Inside the Vision Transformer: run its notebooks, build its book.",
 )
 app.add_typer(data_app, name="data")
+app.add_typer(cache_app, name="cache")
 
 
 @app.command()
@@ -64,6 +66,7 @@ app.command()(claims_command.claims)
 app.command()(claims_command.compare)
 app.command()(frozen_command.advise)
 app.command(epilog=frozen_command.PREDICT)(frozen_command.fuse)
+app.command()(sweep_command.sweep)
 
 
 @app.command("list")

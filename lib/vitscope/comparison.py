@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,8 +20,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vitscope.estimates import Estimate, divided, estimate, resampled_sums
+from vitscope.features import Cache
+from vitscope.fits import fit_head, fitted_members
 from vitscope.frozen import Part, Task
-from vitscope.fusion import BestLayer, Head, LastLayer, Members, Oracle, out_of_fold
+from vitscope.fusion import BestLayer, Head, LastLayer, Members, Oracle
 from vitscope.intervals import bootstrap_mean
 
 LAST, BEST, ORACLE, BEST_ON_TEST = "LastLayer", "BestLayer", "Oracle", "best layer by test"
@@ -76,33 +79,35 @@ class Comparison:
         return replace(self, task=task, right=right, test_logits=logits, table=_table(right, task.test, fit))
 
 
-def compare(task: Task, heads: Mapping[str, Head], *, seed: int, folds: int = 5) -> Comparison:
+def compare(
+    task: Task, heads: Mapping[str, Head], *, seed: int, folds: int = 5, cache: Cache = None
+) -> Comparison:
     """Fit every head to the task and measure it on the test images.
 
     `LastLayer`, `BestLayer` and `Oracle` are added where they are missing: the gap needs them. Heads that
     combine logits get those of the same linear probes, out of fold in training. Test images play no part in
-    any choice. Errors: as `out_of_fold` and `Head.fit`, with the method's name.
+    any choice. What was fitted before is found in `cache`. Errors: as `out_of_fold` and `Head.fit`, with
+    the method's name.
     """
     chosen = {LAST: LastLayer(), BEST: BestLayer(), ORACLE: Oracle()} | dict(heads)
     train, groups = task.train, separable(task)
-    members = out_of_fold(
-        train.features, train.labels, folds=folds, groups=groups, validation=VALIDATION, seed=seed
-    )
+    options: dict[str, Any] = {"folds": folds, "groups": groups, "validation": VALIDATION, "seed": seed}
+    members = fitted_members(train.features, train.labels, cache=cache, **options)
     rows = []
     for name, head in chosen.items():
-        began = time.perf_counter()
         try:
-            head.fit(
+            seconds = fit_head(
+                head,
                 train.features,
                 members.logits if head.uses_logits else None,
                 train.labels,
                 validation=VALIDATION,
                 groups=groups,
                 seed=seed,
+                cache=cache,
             )
         except ValueError as error:
             raise ValueError(f"{name} on {task.dataset} of {task.backbone}: {error}") from error
-        seconds = time.perf_counter() - began
         rows.append({"method": name, "parameters": head.report["parameters"], "seconds": seconds})
     logits = members.probes.logits(task.test.features)
     right = _answers(chosen, task.test, logits)

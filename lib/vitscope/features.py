@@ -1,33 +1,34 @@
-"""Features of a backbone on a set of pictures, computed once and found again by what they were computed from.
+"""Captures of a backbone on a set of pictures, computed once and found again by what they were computed from.
 
-The name of a file is a digest of all that can change a number in it: weights, pictures, preprocessing, norm,
-number type, device, torch, and the sources of the code that computes them. A file is written aside and moved,
-so processes may share a folder; one that cannot be read, or holds something else, is computed again. A
-`FeatureCache` is such a folder that counts what was computed and what was found.
+`feature_key` says what that is, `store` how it is kept. A `FeatureCache` is a folder that counts what was
+computed and what was found.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import uuid
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from torch import Tensor
 
+from vitscope.attention_maps import MapStatistic
 from vitscope.backbones import Backbone
 from vitscope.capture import Capture, capture
 from vitscope.data.images import Images
+from vitscope.entry_file import Header
+from vitscope.feature_key import parts_of
+from vitscope.reductions import DEFAULT, Reduction
+from vitscope.source import Pictures, Source
+from vitscope.store import Store
 
-FORMAT = "vitscope-features-1"
+KIND = "capture"
 KEPT = ("cls", "patch_mean")
-_SOURCES = ("capture.py", "reductions.py", "source.py", "transforms.py", "data/images.py", "data/emoji.py")
+_WHOLE = ("cls", "patch_mean", "tokens")
+_GROUPS = ("per_image", "attention", "extra")
+Build = Callable[[], dict[str, Tensor]]
 
 
 @dataclass
@@ -42,31 +43,20 @@ class FeatureCache:
     computed: int = 0
     found: int = 0
 
+    @cached_property
+    def store(self) -> Store | None:
+        """What keeps the entries. Errors: `AmountError` for a limit in the environment that is no size."""
+        return None if self.folder is None else Store(self.folder)
+
 
 Cache = FeatureCache | Path | None
 """Where features are kept: a folder, one that counts, or nowhere."""
 
 
-def key(backbone: Backbone, images: Images, *, norm: str) -> str:
-    """Digest of everything that decides the features; equal keys mean equal features."""
-    parameter = next(backbone.model.parameters())
-    here = Path(__file__).parent
-    parts = {
-        "format": FORMAT,
-        "weights": backbone.digest,
-        "attention": backbone.attention,
-        "grid": list(backbone.grid),
-        "pictures": images.digest,
-        "count": len(images),
-        "transform": backbone.transform.describe(),
-        "norm": norm,
-        "dtype": str(parameter.dtype),
-        "device": parameter.device.type,
-        "torch": metadata.version("torch"),
-        "timm": metadata.version("timm"),
-        "code": [hashlib.sha256((here / name).read_bytes()).hexdigest() for name in _SOURCES],
-    }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+def key(backbone: Backbone, images: Images, *, norm: str) -> str | None:
+    """Digest of all that decides `features`; equal keys mean equal features. None: they are not kept."""
+    parts = parts_of(backbone, images, norm=norm, reductions=KEPT)
+    return None if parts is None else Header(KIND, parts).key
 
 
 def features(
@@ -77,61 +67,120 @@ def features(
     folder: Cache,
     batch_size: int | str = "auto",
 ) -> Capture:
-    """CLS and mean patch token of every state: a `Capture` of these two, from `folder` if they are there.
+    """CLS and mean patch token of every state: `captured` with these two reductions."""
+    return captured(backbone, images, norm=norm, reductions=KEPT, folder=folder, batch_size=batch_size)
 
-    `folder` None computes and keeps nothing. Labels and ids are always those of `images`; what is cached are
-    numbers. Errors: as `capture`.
+
+def captured(
+    backbone: Backbone,
+    images: Pictures,
+    *,
+    norm: str,
+    reductions: Sequence[str] | Mapping[str, Reduction] = DEFAULT,
+    keep_tokens: int = 0,
+    attention: bool | Mapping[str, MapStatistic] = False,
+    batch_size: int | str = "auto",
+    folder: Cache,
+) -> Capture:
+    """`capture` of these arguments, from `folder` if it is there; a found one has `seconds` 0.
+
+    `folder` None computes and keeps nothing. Labels and ids are always those of `images`; what is kept are
+    numbers. Reductions and statistics of one's own are kept only if they have a `cache_key`
+    (`feature_key.parts_of` says what else is not). Errors: as `capture`; `AmountError` for a bad
+    `VITSCOPE_CACHE_LIMIT`.
     """
     cache = folder if isinstance(folder, FeatureCache) else FeatureCache(folder)
-    path = cache.folder and cache.folder / f"{key(backbone, images, norm=norm)}.safetensors"
-    if path and (found := _read(path, backbone, images, norm)) is not None:
-        cache.found += len(images)
-        return found
-    computed = capture(backbone, images, norm=norm, reductions=KEPT, batch_size=batch_size)
-    if path:
-        _write(path, computed, backbone, images)
-    cache.computed += len(images)
-    return computed
+    asked: dict[str, Any] = {
+        "norm": norm,
+        "reductions": reductions,
+        "keep_tokens": keep_tokens,
+        "attention": attention,
+        "batch_size": batch_size,
+    }
+    source = Source(images, backbone)  # what cannot be captured is refused here, found or not
+    computed: list[Capture] = []
+
+    def build() -> dict[str, Tensor]:
+        computed.append(capture(backbone, images, **asked))
+        return _tensors(computed[0])
+
+    store = cache.store
+    parts = None if store is None else parts_of(backbone, images, **asked)
+    if store is None or parts is None:
+        build()
+    else:
+        about = {"backbone": backbone.name, "pictures": _words(images), "norm": norm}
+        kept, _ = store.fetch(KIND, parts, build, about=about, accept=_fits(backbone, source, asked))
+    if computed:
+        cache.computed += len(source)
+        return computed[0]
+    cache.found += len(source)
+    return _capture(kept, backbone, source, norm)
 
 
-def _read(path: Path, backbone: Backbone, images: Images, norm: str) -> Capture | None:
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            names = file.keys()  # a list; the file itself is neither a mapping nor iterable
-            kept = {name: file.get_tensor(name) for name in names}
-    except (OSError, SafetensorError):
-        return None
-    shape = (len(backbone.states), len(images), backbone.width)
-    if header.get("format") != FORMAT or any(tuple(t.shape) != shape for t in kept.values()):
-        return None
-    cls, patch_mean = kept.get("cls"), kept.get("patch_mean")
-    if patch_mean is None or (cls is not None) != backbone.has_cls:
-        return None
+def _tensors(captured: Capture) -> dict[str, Tensor]:
+    """All numbers of a capture by name, "cls" or "GROUP/NAME"."""
+    whole = {name: getattr(captured, name) for name in _WHOLE}
+    kept = {name: value for name, value in whole.items() if value is not None}
+    for group in _GROUPS:
+        kept |= {f"{group}/{name}": value for name, value in getattr(captured, group).items()}
+    return kept | {"batch_size": Tensor([captured.batch_size]).int()}
+
+
+def _capture(kept: Mapping[str, Tensor], backbone: Backbone, source: Source, norm: str) -> Capture:
+    groups: dict[str, dict[str, Tensor]] = {group: {} for group in _GROUPS}
+    for name, value in kept.items():
+        group, slash, rest = name.partition("/")
+        if slash:
+            groups[group][rest] = value
     return Capture(
         states=backbone.states,
-        cls=cls,
-        patch_mean=patch_mean,
-        tokens=None,
-        per_image={"cls_norm": cls.norm(dim=-1)} if cls is not None else {},
-        attention={},
-        labels=images.labels,
-        ids=np.asarray(images.ids),
+        cls=kept.get("cls"),
+        patch_mean=kept.get("patch_mean"),
+        tokens=kept.get("tokens"),
+        per_image=groups["per_image"],
+        attention=groups["attention"],
+        extra=groups["extra"],
+        labels=source.labels,
+        ids=source.ids,
         norm=norm,
-        batch_size=0,
+        batch_size=int(kept["batch_size"]),
         seconds=0.0,
         backbone=backbone.name,
     )
 
 
-def _write(path: Path, captured: Capture, backbone: Backbone, images: Images) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    kept = {"cls": captured.cls, "patch_mean": captured.patch_mean}
-    tensors: dict[str, torch.Tensor] = {k: v.contiguous() for k, v in kept.items() if v is not None}
-    header = {"format": FORMAT, "backbone": backbone.name, "pictures": f"{images.name}/{images.split}"}
-    temporary = path.with_name(f"{path.stem}-{uuid.uuid4().hex}.partial")
-    try:
-        save_file(tensors, temporary, metadata=header)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+def _fits(backbone: Backbone, source: Source, asked: Mapping[str, Any]) -> Callable[..., bool]:
+    """Whether found tensors have the names and shapes that a capture of this backbone must have.
+
+    Which names a mapping of functions gives is known to the functions alone.
+    """
+    states, width, count = len(backbone.states), backbone.width, len(source)
+    tokens = (states, asked["keep_tokens"], backbone.num_prefix_tokens + backbone.num_patches, width)
+    shapes = {"cls": (states, count, width), "patch_mean": (states, count, width), "tokens": tokens}
+    there = {"tokens": asked["keep_tokens"] > 0}
+    if not isinstance(asked["reductions"], Mapping):
+        there["cls"] = "cls" in asked["reductions"] and backbone.has_cls
+        there["patch_mean"] = "patch_mean" in asked["reductions"]
+
+    def fits(kept: Mapping[str, Tensor]) -> bool:
+        for name, value in kept.items():
+            group, slash, _ = name.partition("/")
+            first = (backbone.depth if group == "attention" else states, count)
+            if slash and (group not in _GROUPS or tuple(value.shape[:2]) != first):
+                return False
+        mapped = any(name.startswith("attention/") for name in kept)
+        return (
+            "batch_size" in kept
+            and mapped == (asked["attention"] is not False)
+            and all((name in kept) == wanted for name, wanted in there.items())
+            and all(tuple(kept[name].shape) == shape for name, shape in shapes.items() if name in kept)
+        )
+
+    return fits
+
+
+def _words(images: Pictures) -> str:
+    if isinstance(images, Images):
+        return f"{len(images)} of {images.name}/{images.split}"
+    return f"{len(images[0] if isinstance(images, tuple) else images)} given as a tensor"

@@ -149,7 +149,7 @@ def fuse(
         say(f"features of {len(pictures.train) + len(pictures.test)} pictures")
         task = frozen.make(model, pictures.train, pictures.test, norm=norm, tokens=tokens, cache=cache)  # type: ignore[arg-type]
         say(f"probes and {len(names)} heads")
-        comparison = compare(task, rivals.some(names, **SIZES), seed=seed)
+        comparison = compare(task, rivals.some(names, **SIZES), seed=seed, cache=cache)
     remarks = list(pictures.remarks)
     if task.tokens != tokens:
         remarks.append(f"{model.name} has no CLS token: the mean patch token stands for a state")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,10 +15,11 @@ from vitscope.backbones import Backbone
 from vitscope.capture import Capture, capture
 from vitscope.conditions import Condition
 from vitscope.data.images import Images
-from vitscope.features import Cache
+from vitscope.features import Cache, captured
 from vitscope.features import features as cached_features
+from vitscope.fits import fitted_probes
 from vitscope.intervals import bootstrap_mean
-from vitscope.probes import ProbeSet, fit_probes
+from vitscope.probes import ProbeSet
 from vitscope.reductions import DEFAULT, REDUCTIONS, similarity_by_dataset
 
 KINDS = {"cls": "CLS token", "patch_mean": "mean patch token"}
@@ -58,7 +60,7 @@ def capture_all(
     The test capture has all measures of similarity: the one centred by the dataset subtracts, per state, the
     mean patch token of the *training* pictures. `attention` says, per backbone, what else to take of the test
     part's attention maps beside the usual statistics; None takes nothing of them.
-    `cache` is a folder in which features of the training part are kept and found again.
+    `cache` is a folder in which captures are kept and found again.
     A backbone that comes twice is captured once. Errors: `ValueError` for two backbones of one name with
     different weights; else as `capture`.
     """
@@ -78,8 +80,14 @@ def capture_all(
         reductions = {name: REDUCTIONS[name] for name in (*DEFAULT, "cls_patch_cosine")}
         reductions["similarity_dataset"] = similarity_by_dataset(means)
         statistics = False if attention is None else attention(b)
-        later = capture(
-            b, test, norm=norm, reductions=reductions, attention=statistics, batch_size=batch_size
+        later = captured(
+            b,
+            test,
+            norm=norm,
+            reductions=reductions,
+            attention=statistics,
+            batch_size=batch_size,
+            folder=cache,
         )
         found[b.name] = {"train": seen, "test": later}
     return found
@@ -99,16 +107,16 @@ def statistic_table(
     and statistics that a backbone lacks are left out. Columns: backbone, statistic, state, mean, low, high.
     """
     parts = []
-    for backbone, captured in captures.items():
+    for backbone, one in captures.items():
         for key, statistic in names.items():
-            if key not in captured.per_image:
+            if key not in one.per_image:
                 continue
-            values = captured.per_image[key].numpy()
+            values = one.per_image[key].numpy()
             there = ~np.isnan(values).all(1)
             interval = bootstrap_mean(values[there], clusters=clusters)
             parts.append(
                 pd.DataFrame(interval._asdict()).assign(
-                    backbone=backbone, statistic=statistic, state=np.asarray(captured.states)[there]
+                    backbone=backbone, statistic=statistic, state=np.asarray(one.states)[there]
                 )
             )
     columns = ["backbone", "statistic", "state", "mean", "low", "high"]
@@ -142,12 +150,13 @@ def probe_layers(
     groups: np.ndarray | None = None,
     clusters: np.ndarray | None = None,
     seed: int = 0,
+    cache: Cache = None,
 ) -> LayerProbes:
     """Linear probes on every state of one backbone: fitted and selected on `train`, measured on `test`.
 
     `groups` [N train] and `clusters` [N test] name samples that belong together, such as renders of one
     identity: the regularization is then chosen on groups that the fit has not seen, as the test set's are
-    unseen, and the interval draws whole clusters.
+    unseen, and the interval draws whole clusters. Probes that were fitted before are found in `cache`.
     """
     if train.labels is None or test.labels is None:
         raise ValueError(
@@ -156,7 +165,8 @@ def probe_layers(
     features, keys = stacked_features(train)
     test_features, _ = stacked_features(test)
     names = [f"{state} ({KINDS[kind]})" for kind, state in keys]
-    probes = fit_probes(features, train.labels, groups=groups, seed=seed, names=names)
+    options: dict[str, Any] = {"groups": groups, "seed": seed, "names": names}
+    probes = fitted_probes(features, train.labels, cache=cache, **options)
     predicted = probes.logits(test_features).argmax(-1).numpy()
     correct = np.asarray(probes.classes)[predicted] == test.labels
     interval = bootstrap_mean(100.0 * correct, clusters=clusters)

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vitscope.data.images import fingerprint
 from vitscope.metrics.similarity import effective_rank as token_rank
 
 
@@ -64,7 +65,7 @@ def similarity_by_dataset(means: Mapping[int, Float[Tensor, " D"]]) -> Reduction
     `means`: the mean patch token [D] of every state by the state's name, over all images and patches, under
     the same `norm` as the capture that uses it; from an earlier capture c of the same images they are
     `dict(zip(c.states, c.patch_mean.mean(1)))`. The result is named "similarity_dataset"; the numerics are
-    those of `similarity`.
+    those of `similarity`. The reduction has a `cache_key`, so `features.captured` can keep what it gives.
 
     The reduction raises `ValueError` naming the state where `means` has none, or one of another width.
     Source: paper A, section on token similarity (which mean it subtracts is open); reference:
@@ -91,6 +92,8 @@ def similarity_by_dataset(means: Mapping[int, Float[Tensor, " D"]]) -> Reduction
         x, norms = _patches(tokens)
         return {"similarity_dataset": _centred_cosine(x - mean.to(x), norms)}
 
+    digest = fingerprint(sorted(known), *(known[state].float().cpu().numpy() for state in sorted(known)))
+    similarity_dataset.__dict__["cache_key"] = f"similarity_by_dataset {digest}"
     return similarity_dataset
 
 

@@ -81,7 +81,7 @@ def measure(
             if fitted is None:
                 first = one.parts[1]
                 task = frozen.make(backbone, one.train, first, norm=norm, tokens=tokens, cache=cache)
-                fitted = compare(task, rivals.some(METHODS, **sizes), seed=seed)
+                fitted = compare(task, rivals.some(METHODS, **sizes), seed=seed, cache=cache)
                 fits[one.train.digest] = fitted
             found[one.name].append(_tested(backbone, one, fitted, cache))
     return found

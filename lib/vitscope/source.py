@@ -39,12 +39,21 @@ class Source:
     def __len__(self) -> int:
         return len(self.images)
 
-    def batch(self, start: int, size: int) -> Tensor:
+    @property
+    def on_device(self) -> bool:
+        """Whether the pictures are a tensor on the model's device already."""
+        return isinstance(self.images, Tensor) and self.images.device == self.backbone.device
+
+    def transformed(self, start: int, size: int) -> Tensor:
+        """A batch in the model's number type, wherever its pictures are."""
         if isinstance(self.images, Images):
             batch = self.backbone.transform(self.images.pixels(slice(start, start + size)))
         else:
             batch = self.images[start : start + size]
-        return batch.to(self.backbone.device, next(self.backbone.model.parameters()).dtype)
+        return batch.to(next(self.backbone.model.parameters()).dtype)
+
+    def batch(self, start: int, size: int) -> Tensor:
+        return self.transformed(start, size).to(self.backbone.device)
 
     def batches(self, size: int) -> Iterator[Tensor]:
         """All pictures in order."""

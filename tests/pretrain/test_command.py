@@ -14,6 +14,7 @@ from vitscope import backbones
 from vitscope.data import embedded, emoji
 from vitscope.pretrain import command
 from vitscope.pretrain.dino_recipe import DinoRecipe
+from vitscope.pretrain.ranks import Ranks
 from vitscope.pretrain.recipes import RECIPES
 from vitscope.pretrain.supervised import Trainer
 from vitscope.pretrain.zoo import VARIANTS, Architecture, SupervisedRecipe, read_weights, write_weights
@@ -91,7 +92,7 @@ def test_card_of_a_gpu_run_names_the_device(monkeypatch, tmp_path):
     write_weights(tmp_path / "toy.safetensors", model, architecture)
     (tmp_path / "train.jsonl").write_text("")
     trainer = SimpleNamespace(
-        seed=0, seconds=1, folder=tmp_path, compiled=True, classifier=lambda path: model
+        seed=0, seconds=1, folder=tmp_path, compiled=True, classifier=lambda path: model, ranks=Ranks()
     )
     card = command.make_card("toy", tmp_path / "toy.safetensors", trainer, device="cuda")
     assert card["command"].endswith("--compile --device cuda")

@@ -7,6 +7,7 @@ import torch
 
 from vitscope.data import emoji
 from vitscope.pretrain.contrastive import ContrastiveTrainer, contrastive_loss
+from vitscope.pretrain.failures import TrainingError
 from vitscope.pretrain.names import (
     LONGEST,
     NameClassifier,
@@ -15,7 +16,6 @@ from vitscope.pretrain.names import (
     vocabulary,
     write_text,
 )
-from vitscope.pretrain.supervised import TrainingError
 from vitscope.pretrain.zoo import Architecture, ContrastiveRecipe, WeightFileError, read_weights
 
 RECIPE = ContrastiveRecipe(

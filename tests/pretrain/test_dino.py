@@ -19,9 +19,9 @@ from vitscope.pretrain.dino_folder import FolderViews
 from vitscope.pretrain.dino_head import dino_loss, sinkhorn
 from vitscope.pretrain.dino_monitor import NearestRenders, knn_identity, monitor_pictures
 from vitscope.pretrain.dino_recipe import DinoRecipe
+from vitscope.pretrain.failures import TrainingError
+from vitscope.pretrain.log import read_log
 from vitscope.pretrain.multicrop import RenderViews
-from vitscope.pretrain.ranks import Ranks
-from vitscope.pretrain.supervised import TrainingError, read_log
 from vitscope.pretrain.zoo import Architecture, read_weights
 
 STEPS = 4
@@ -384,16 +384,6 @@ def test_two_processes_train_as_one_does(tmp_path, centring):
     two, _ = read_weights(tmp_path / "run/two.safetensors")
     for (name, a), b in zip(two.named_parameters(), one.model.teacher.parameters(), strict=True):
         torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-3, msg=lambda m, name=name: f"{name}: {m}")
-
-
-def test_batches_that_cannot_be_dealt_and_budgets_of_many_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="a batch of 6 cannot be dealt to 4 processes"):
-        Ranks(rank=1, world=4).share(6)
-    assert Ranks(rank=1, world=2).share(6) == (3, 3)
-    one = trainer(tmp_path)
-    one.ranks = Ranks(rank=0, world=2)
-    with pytest.raises(TrainingError, match="a time budget needs one clock"):
-        one.run(minutes=1.0)
 
 
 def test_no_deprecated_call(tmp_path):

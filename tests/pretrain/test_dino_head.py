@@ -11,7 +11,7 @@ from vitscope.pretrain.dino_alarm import Alarm, Step
 from vitscope.pretrain.dino_head import Dino, Head, dino_loss, sinkhorn
 from vitscope.pretrain.dino_optimizers import make_optimizers
 from vitscope.pretrain.dino_recipe import DINO_VITS16, DinoRecipe
-from vitscope.pretrain.supervised import TrainingError
+from vitscope.pretrain.failures import TrainingError
 from vitscope.pretrain.zoo import VARIANTS, Architecture
 
 TINY = Architecture(width=32, depth=2, heads=2)

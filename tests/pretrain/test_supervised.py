@@ -14,7 +14,9 @@ from processes import run_two
 from vitscope import weights
 from vitscope.data import emoji
 from vitscope.pretrain import checkpoint, supervised
-from vitscope.pretrain.supervised import Trainer, TrainingError, normalise, read_log
+from vitscope.pretrain.failures import TrainingError
+from vitscope.pretrain.log import read_log
+from vitscope.pretrain.supervised import Trainer, normalise
 from vitscope.pretrain.zoo import Architecture, SupervisedRecipe, read_weights
 
 CLASSES = int((~emoji.identities()["held_out"]).sum())
@@ -325,14 +327,3 @@ def test_two_processes_train_as_one_does(tmp_path):
     assert [loss for loss, _ in ours] == pytest.approx([loss for loss, _ in alone], abs=1e-3)
     assert [entry["step"] for entry in read_log(tmp_path / "run")] == [STEPS], "only the first process writes"
     assert trainer(tmp_path / "run").finished, "its checkpoint serves one process as well"
-
-
-def test_names_cannot_be_told_apart_by_parts(tmp_path, monkeypatch):
-    from vitscope.pretrain.contrastive import ContrastiveTrainer
-    from vitscope.pretrain.ranks import Ranks
-    from vitscope.pretrain.zoo import ContrastiveRecipe
-
-    monkeypatch.setattr(Ranks, "join", classmethod(lambda cls, device: cls(rank=0, world=2)))
-    recipe = ContrastiveRecipe(Architecture(width=32, depth=2, heads=2), images=8, batch=4)
-    with pytest.raises(TrainingError, match="runs as one process: leave out torchrun"):
-        ContrastiveTrainer(recipe, tmp_path, seed=0)

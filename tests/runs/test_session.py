@@ -183,7 +183,7 @@ def test_outside_a_clone_nothing_is_kept(begin, monkeypatch):
         raise ProjectError("no book here")
 
     run = begin()
-    assert run.cache.folder.parts[-3:] == (".vitscope", "cache", "features")
+    assert run.cache.folder.parts[-2:] == (".vitscope", "cache")
     monkeypatch.setattr(Project, "find", nowhere)
     assert begin().cache.folder is None
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import torch
 
 from vitscope.data.embedded import sha256
@@ -151,6 +150,8 @@ def load_parquet(
     if not file.is_file():
         present = sorted(p.stem for p in path.glob("*.parquet"))
         raise ValueError(f"{path} has no split {split!r}; it has {', '.join(present) or 'no Parquet file'}")
+    import pyarrow.parquet as pq  # a bare machine measures without it
+
     schema = pq.read_schema(file)
     image_column = choose_column(schema.names, image_column, IMAGE_COLUMNS, "image", str(file))
     label_column = choose_column(schema.names, label_column, LABEL_COLUMNS, "label", str(file))

@@ -38,6 +38,7 @@ from vitscope.dense.heads import (
     check_tokens,
     hold_out,
     join,
+    largest_class,
     resized,
     stacked,
 )
@@ -91,7 +92,7 @@ class Segmentation:
     ) -> Int[Tensor, "S N h w"]:
         """The class of every pixel of a map of `size`. Raises ValueError as `PatchHead.logits` does."""
         z = self.head.logits(tokens, cls).unflatten(3, self.patches)
-        return resized(z, axes(size, self.patches, z)).max(2).indices
+        return largest_class(resized(z, axes(size, self.patches, z)))
 
     def interval(
         self,
@@ -239,7 +240,9 @@ def _checked(
             f"{what} masks must hold whole numbers of 2 or more classes, got {masks.dtype}, {classes}"
         )
     check_tokens(tokens, cls, masks, grid, what, "masks")
-    values = masks.unique().tolist()
+    low, high = (int(v) for v in masks.aminmax())
+    small = low >= 0 and high < 1 << 16  # counting is much faster than sorting, as `unique` does
+    values = (masks.flatten().bincount().nonzero().flatten() if small else masks.unique()).tolist()
     strangers = [v for v in values if v != ignore and not 0 <= v < classes]
     if strangers:
         raise ValueError(

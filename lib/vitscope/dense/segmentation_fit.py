@@ -91,6 +91,7 @@ def _descend(
     batch = min(batch, images)
     by = axes(size, grid, inputs.x)
     back_by = (by[0].mT.contiguous(), by[1].mT.contiguous())
+    same = size == grid  # nothing to resize
     cells = shares.sum(1).flatten(1)
     mean_cells = float(cells.sum(dtype=torch.float64)) / images
     frequency = shares.sum((0, 2, 3), dtype=torch.float64) / (mean_cells * images)
@@ -106,11 +107,12 @@ def _descend(
             order = torch.cat([order, torch.randperm(images, generator=draw)])
         now, order = order[:batch].to(w.device), order[batch:]
         x, cls = inputs.x[:, now], None if inputs.cls is None else inputs.cls[:, now]
-        u = resized(_logits(w.flatten(1, 2), x, cls).unflatten(3, grid), by)
+        u = _logits(w.flatten(1, 2), x, cls).unflatten(3, grid)
+        u = u if same else resized(u, by)
         wrong = u.view(*l2.shape, classes, -1).softmax(2)
         wrong *= cells[now].flatten()
         wrong -= shares[now].transpose(0, 1).reshape(classes, -1)
-        back = resized(wrong.view(u.shape), back_by).flatten(3)
+        back = (wrong.view(u.shape) if same else resized(wrong.view(u.shape), back_by)).flatten(3)
         of_image = back.sum(3)
         parts = [back.flatten(2) @ x.flatten(1, 2), *([] if cls is None else [of_image @ cls])]
         slope = torch.cat([*parts, of_image.sum(2, keepdim=True)], 2).view_as(w) / (mean_cells * batch)

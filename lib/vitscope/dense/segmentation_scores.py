@@ -5,7 +5,7 @@ import torch
 from jaxtyping import Float, Int, Integer, Num
 from torch import Tensor
 
-from vitscope.dense.heads import axes, resized
+from vitscope.dense.heads import axes, largest_class, resized
 from vitscope.estimates import divided, resampled_sums
 
 
@@ -80,7 +80,7 @@ class Counts:
         cell = torch.where(seen, cell, images * c * c)
         counts = []
         for state in z:
-            named = resized(state, by).flatten(2).max(1).indices
+            named = largest_class(resized(state, by)).flatten(1)
             found = torch.where(seen, cell + named, cell).flatten().bincount(minlength=images * c * c + 1)
             counts.append(found[:-1].view(images, c, c).cpu())
         table = torch.stack(counts)

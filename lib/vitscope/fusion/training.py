@@ -136,7 +136,11 @@ def train(
     """
     device = codes.device
     start = network.initial(torch.Generator().manual_seed(seed))
-    leaves = [{k: v.to(device, copy=True).requires_grad_() for k, v in start.items()} for _ in configurations]
+    stacked = {
+        k: v.to(device).repeat(len(configurations), *[1] * v.ndim).requires_grad_() for k, v in start.items()
+    }
+    # slices of the stacked tensors: the optimiser writes through them, and nothing is copied at a step
+    leaves = [{k: v.detach()[g] for k, v in stacked.items()} for g in range(len(configurations))]
     buffers = {
         k: v.to(device).repeat(len(leaves), *[1] * v.ndim).contiguous() for k, v in network.buffers().items()
     }
@@ -155,20 +159,22 @@ def train(
             for batch in order.tensor_split(schedule.batches):
                 for group, c in zip(optimiser.param_groups, configurations, strict=True):
                     group["lr"] = schedule.rate(c["lr"], step)
-                p = {k: torch.stack([leaf[k] for leaf in leaves]) for k in start} | buffers
-                scores, latent = network.forward(p, *(x[batch] for x in inputs), noise=noise)
+                scores, latent = network.forward(stacked | buffers, *(x[batch] for x in inputs), noise=noise)
                 loss = _cross_entropy(scores, codes[batch], None if weight is None else weight[batch])
                 if latent is not None and penalty.any():
                     loss = loss + penalty * decorrelation(latent)
-                optimiser.zero_grad()
-                loss.sum().backward()
+                slopes = torch.autograd.grad(loss.sum(), list(stacked.values()))
+                for name, slope in zip(stacked, slopes, strict=True):
+                    # the fused step reads memory in order, whatever the strides say
+                    for leaf, own in zip(leaves, slope.contiguous(), strict=True):
+                        leaf[name].grad = own
                 if schedule.clip is not None:
                     for leaf in leaves:
                         torch.nn.utils.clip_grad_norm_(leaf.values(), schedule.clip)
                 optimiser.step()
                 step += 1
     return [
-        {k: v.detach() for k, v in leaf.items()} | {k: v[g].clone() for k, v in buffers.items()}
+        {k: v.clone() for k, v in leaf.items()} | {k: v[g].clone() for k, v in buffers.items()}
         for g, leaf in enumerate(leaves)
     ]
 

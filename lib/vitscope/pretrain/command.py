@@ -15,8 +15,10 @@ from vitscope.pretrain.dino import DinoTrainer
 from vitscope.pretrain.dino_folder import FolderViews
 from vitscope.pretrain.dino_recipe import DinoRecipe
 from vitscope.pretrain.evaluate import identity_accuracy
+from vitscope.pretrain.failures import TrainingError
+from vitscope.pretrain.log import read_log
 from vitscope.pretrain.recipes import RECIPES, published_name
-from vitscope.pretrain.supervised import Trainer, TrainingError, read_log
+from vitscope.pretrain.supervised import Trainer
 from vitscope.pretrain.zoo import ContrastiveRecipe, SupervisedRecipe, read_weights
 
 
@@ -36,7 +38,8 @@ def train(
 ) -> None:
     """Train one model of the zoo; a second call continues where the last one stopped.
 
-    All but clip_names run on several devices too, by the same command under torchrun.
+    On several devices: torchrun --nproc-per-node N -m vitscope train NAME --device cuda. The numbers are
+    those of one process up to rounding, and a run may go on with another number of processes.
     """
     if name not in RECIPES:
         raise typer.BadParameter(f"unknown model {name!r}; there are {', '.join(RECIPES)}")
@@ -47,6 +50,7 @@ def train(
     try:
         trainer = make_trainer(recipe, folder, seed=seed, device=device, compiled=compiled, images=images)
         done = trainer.run(minutes=minutes)
+        trainer.ranks.leave()
     except TrainingError as error:
         typer.echo(f"training {name} stopped: {error}", err=True)
         raise typer.Exit(1) from error
@@ -56,8 +60,12 @@ def train(
         typer.echo(f"{trainer.step} of {recipe.steps} steps done; the same command continues")
         return
     published = published_name(name, seed)
-    card = make_card(name, trainer.publish(folder, published), trainer, device=device)
-    (folder / f"{published}.json").write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
+    try:
+        card = make_card(name, trainer.publish(folder, published), trainer, device=device)
+        (folder / f"{published}.json").write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        typer.echo(f"{name} is trained but not written: {error}; the same command writes it", err=True)
+        raise typer.Exit(1) from error
     typer.echo(json.dumps(card["accuracy"], indent=1))
     typer.echo(f"weights and card in {folder}")
 
@@ -98,7 +106,7 @@ def make_trainer(
 
 def make_card(name: str, weights: Path, trainer: Trainer, *, device: str) -> dict:
     """The card of a finished model; accuracies are those of the fp16 file that is published."""
-    recipe = RECIPES[name]
+    recipe, world = RECIPES[name], trainer.ranks.world
     renders = getattr(recipe, "source", "emoji") == "emoji"
     if renders:
         data = {
@@ -115,7 +123,8 @@ def make_card(name: str, weights: Path, trainer: Trainer, *, device: str) -> dic
         data, accuracy = views.describe(), {}
     return {
         "name": published_name(name, trainer.seed),
-        "command": f"vitscope train {name} --seed {trainer.seed} --threads {torch.get_num_threads()}"
+        "command": (f"torchrun --nproc-per-node {world} -m " if world > 1 else "")
+        + f"vitscope train {name} --seed {trainer.seed} --threads {torch.get_num_threads()}"
         + ("" if renders else " --images FOLDER")
         + (" --compile" if trainer.compiled else "")
         + ("" if device == "cpu" else f" --device {device}"),

@@ -2,7 +2,8 @@
 
 For unit vectors u_i of pictures and t_j of names of a batch and a learned temperature τ, the loss is the mean
 of both directions' cross-entropies of u_i·t_j/τ, as in CLIP (Radford et al. 2021). Renders of one emoji share
-their name, so each row's target is spread evenly over its equal names.
+their name, so each row's target is spread evenly over its equal names. Of several processes each takes the
+rows of its own part against the columns of the whole batch.
 """
 
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitscope.pretrain.failures import TrainingError
 from vitscope.pretrain.names import (
     ImageText,
     NameClassifier,
@@ -20,7 +22,7 @@ from vitscope.pretrain.names import (
     vocabulary,
     write_text,
 )
-from vitscope.pretrain.supervised import Trainer, TrainingError
+from vitscope.pretrain.supervised import Trainer
 from vitscope.pretrain.zoo import ContrastiveRecipe, read_weights
 
 LARGEST_SCALE = 100.0  # CLIP's bound on 1/τ
@@ -33,11 +35,6 @@ class ContrastiveTrainer(Trainer):
     model: ImageText
 
     def check(self) -> None:
-        if self.ranks.world > 1:
-            raise TrainingError(
-                "contrastive training tells all pictures of a batch apart, so it runs as one process: "
-                "leave out torchrun"
-            )
         if self.recipe.architecture.num_classes:
             raise TrainingError(
                 "contrastive training publishes a backbone without head: num_classes must be 0"
@@ -63,7 +60,11 @@ class ContrastiveTrainer(Trainer):
     def objective(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         pictures, names = self.model.pictures(inputs), self.model.names(self.numbers[labels])
         scale = self.model.log_scale.exp().clamp(max=LARGEST_SCALE)
-        return contrastive_loss(scale * pictures @ names.T, labels)
+        if self.ranks.world == 1:
+            return contrastive_loss(scale * pictures @ names.T, labels)
+        gather = self.ranks.gather
+        scores = (scale * pictures @ gather(names).T, scale * names @ gather(pictures).T)
+        return loss_of_rows(*scores, labels, gather(labels))
 
     def publish(self, folder: Path, name: str) -> Path:
         write_text(folder / "text" / f"{name}.safetensors", self.model)
@@ -85,9 +86,15 @@ def contrastive_loss(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     >>> round(same.item(), 4)  # ln 2, the entropy of its target
     0.6931
     """
-    equal = (labels[:, None] == labels[None, :]).to(torch.float32)
+    return loss_of_rows(scores, scores.T, labels, labels)
+
+
+def loss_of_rows(pictures: Tensor, names: Tensor, labels: Tensor, every: Tensor) -> tuple[Tensor, Tensor]:
+    """`contrastive_loss` of some rows [n]: scores [n, N] of their pictures with all names, and of their names
+    with all pictures. `labels` [n] are theirs, `every` [N] those of the batch."""
+    equal = (labels[:, None] == every[None, :]).to(torch.float32)
     target = equal / equal.sum(1, keepdim=True)
-    scores = scores.float()
-    losses = [-(target * part.log_softmax(1)).sum(1).mean() for part in (scores, scores.T)]
-    right = labels[scores.argmax(1)] == labels
+    pictures, names = pictures.float(), names.float()
+    losses = [-(target * part.log_softmax(1)).sum(1).mean() for part in (pictures, names)]
+    right = every[pictures.argmax(1)] == labels
     return (losses[0] + losses[1]) / 2, right

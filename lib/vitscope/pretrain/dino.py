@@ -15,14 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from vitscope.data import emoji
+from vitscope.pretrain import log
 from vitscope.pretrain.dino_alarm import Alarm, Step
 from vitscope.pretrain.dino_head import Dino, dino_loss, sinkhorn
 from vitscope.pretrain.dino_monitor import knn_identity, nearest_renders
 from vitscope.pretrain.dino_optimizers import make_optimizers
 from vitscope.pretrain.dino_recipe import DinoRecipe
+from vitscope.pretrain.drop_path import share_drop_path
+from vitscope.pretrain.failures import TrainingError
 from vitscope.pretrain.multicrop import Ahead, RenderViews, Views
 from vitscope.pretrain.stream import IdentityStream
-from vitscope.pretrain.supervised import Trainer, TrainingError
+from vitscope.pretrain.supervised import Trainer
 from vitscope.pretrain.zoo import read_weights
 
 _COMPILE = {"max_autotune": True, "max_autotune_gemm_backends": "CPP,TRITON,ATEN"}
@@ -64,6 +67,7 @@ class DinoTrainer(Trainer):
         self._same_views()
         torch.manual_seed(seed)
         self.model = Dino(recipe).to(self.device)
+        share_drop_path(self.model.student, batch=recipe.batch, place=self.place, count=self.count)
         for backbone in (self.model.student, self.model.teacher):
             self._prepare(backbone)
         self.optimizers = make_optimizers(self.model, recipe)
@@ -82,6 +86,7 @@ class DinoTrainer(Trainer):
 
     def _same_views(self) -> None:
         """A folder whose pictures changed would go on as another training: refuse it."""
+        self.ranks.agree("pictures", json.dumps(self.views.describe(), sort_keys=True))
         if not self.ranks.first:
             return
         path, text = self.folder / "views.json", json.dumps(self.views.describe(), sort_keys=True)
@@ -164,12 +169,12 @@ class DinoTrainer(Trainer):
 
     @contextmanager
     def _seeded(self) -> Iterator[None]:
-        """Stochastic depth draws from torch's own generator: seed it by step and rank, and put it back."""
+        """Stochastic depth draws from torch's own generator: seed it by step, and put it back."""
         if not self.recipe.drop_path:
             yield
             return
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-            torch.manual_seed(((self.seed << 32) + self.step) * self.ranks.world + self.ranks.rank)
+            torch.manual_seed((self.seed << 32) + self.step)
             yield
 
     def _scores(self, crops: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -232,8 +237,7 @@ class DinoTrainer(Trainer):
         before = (self.step - len(window)) * self.recipe.batch
         if self.finished or entry["images"] // every > before // every:
             entry.update(self.monitor())
-        with open(self.folder / "train.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
+        log.append(self.folder, entry)
 
     def monitor(self) -> dict[str, float]:
         """What the teacher knows now, see `knn_identity`; empty where the pictures are no emoji."""

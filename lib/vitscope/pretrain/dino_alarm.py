@@ -4,7 +4,7 @@ import math
 from typing import NamedTuple
 
 from vitscope.pretrain.dino_recipe import DinoRecipe
-from vitscope.pretrain.supervised import TrainingError
+from vitscope.pretrain.failures import TrainingError
 
 UNIFORM = 0.995  # share of ln K above which the teacher's answers say nothing
 ONE = 0.95  # share of ln K above which KL(mean ‖ uniform) means one prototype for all

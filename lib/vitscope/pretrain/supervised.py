@@ -2,14 +2,14 @@
 
 The learning rate depends on the position in the recipe, never on the budget: a run cut into ten pieces ends
 with the same weights as one run (bit-equal on one machine at one thread count). Under `torchrun` each process
-takes its part of the same global batch, so the numbers stay those of one process up to rounding.
+takes its part of the same global batch, so the numbers stay those of one process up to rounding, and a run
+may go on with another number of processes than it began with.
 """
 
 import json
 import math
 import time
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +20,14 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from vitscope.data import emoji
-from vitscope.pretrain import checkpoint
+from vitscope.pretrain import checkpoint, log
+from vitscope.pretrain.failures import TrainingError
 from vitscope.pretrain.ranks import Ranks
 from vitscope.pretrain.stream import IdentityStream
 from vitscope.pretrain.zoo import SupervisedRecipe, read_weights, write_weights
 
 CHECKPOINT_EVERY = 60.0  # seconds
 _COMPILE = {"max_autotune": True, "max_autotune_gemm_backends": "CPP,TRITON,ATEN"}
-
-
-class TrainingError(RuntimeError):
-    """Training cannot go on; the message says at which step and why."""
 
 
 def normalise(pictures: torch.Tensor) -> torch.Tensor:
@@ -76,10 +73,13 @@ class Trainer:
         self._resume()
 
     def _join(self, device: str) -> None:
-        """Find the other processes, this one's device and its part of every batch."""
-        self.ranks = Ranks.join(device)
-        self.device = self.ranks.device(device)
+        """Find this process's device and its part of every batch, then the other processes."""
+        self.ranks = Ranks.read()
         self.place, self.count = self.ranks.share(self.recipe.batch)
+        self.device = self.ranks.device(device)
+        self.ranks.meet(self.device)
+        wanted = json.dumps(self.recipe.describe(), sort_keys=True) + f" with seed {self.seed}"
+        self.ranks.agree("recipes", wanted)
 
     # --- the objective: what another kind of training replaces ---
 
@@ -130,8 +130,11 @@ class Trainer:
 
     def _resume(self) -> None:
         path = self.folder / "checkpoint.pt"
-        if not path.exists():
-            return
+        if path.exists():
+            self._read(path)
+        self.ranks.agree("checkpoints, at steps", self.step)
+
+    def _read(self, path: Path) -> None:
         state = checkpoint.load(path)
         if state["recipe"] != json.dumps(self.recipe.describe()) or state["seed"] != self.seed:
             raise TrainingError(
@@ -198,13 +201,15 @@ class Trainer:
 
     def run(self, *, minutes: float | None = None, progress: bool | None = None) -> bool:
         """Train until the recipe ends (True) or the budget does (False, resumable)."""
-        if minutes is not None and self.ranks.world > 1:
+        try:
+            return self._run(minutes, progress if self.writes else False)
+        except OSError as error:
             raise TrainingError(
-                "a time budget needs one clock, and these are several processes: leave it out; "
-                "a stopped run continues from its last checkpoint"
-            )
-        if not self.writes:
-            progress = False
+                f"{error} at step {self.step}; the last checkpoint is intact, and the same command continues "
+                "from it"
+            ) from error
+
+    def _run(self, minutes: float | None, progress: bool | None) -> bool:
         start, last_save = time.monotonic(), time.monotonic()
         before = self.seconds
         bar = tqdm(
@@ -228,7 +233,8 @@ class Trainer:
                 if now - last_save > CHECKPOINT_EVERY and self.writes:
                     self.save()
                     last_save = now
-                if minutes is not None and now - start > 60 * minutes:
+                # one clock, the first process's, or some would stop and the others wait for them
+                if minutes is not None and self.ranks.first_says(now - start > 60 * minutes, self.device):
                     break
         if self.writes:
             self.save()
@@ -245,8 +251,7 @@ class Trainer:
             "rate": round(self._rate(self.step - 1), 6),
             "seconds": round(self.seconds, 1),
         }
-        with open(self.folder / "train.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
+        log.append(self.folder, entry)
 
     def _snapshot(self) -> None:
         images = self.step * self.recipe.batch
@@ -276,12 +281,3 @@ def _optimizers(
         betas=(0.9, 0.99),
     )
     return [muon, adamw]
-
-
-def read_log(folder: Path) -> Iterator[dict]:
-    """The entries of `train.jsonl`; a resumed run may repeat steps, the last entry of a step counts."""
-    entries = {}
-    for line in (folder / "train.jsonl").read_text(encoding="utf-8").splitlines():
-        entry = json.loads(line)
-        entries[entry["step"]] = entry
-    yield from (entries[step] for step in sorted(entries))

@@ -31,7 +31,7 @@ Say = Callable[[str], None]
 _TOOLS = (
     "book", "gate", "gate_html", "stage", "offline_pages", "accessible_pages", "explore_pages",
     "explore_cards", "claim_badges", "claims", "verdicts", "scorecard_html", "launch", "render",
-    "statistics_page", "run_statistics", "record", "cards",
+    "statistics_page", "speed_page", "speed_results", "run_statistics", "record", "cards",
     "scale_page", "scale_tables", "scale_results", "scale_figure", "quantities",
     "schema_layers", "../scale", "../figures",
 )  # fmt: skip

@@ -22,15 +22,19 @@ from vitscope.runs.parameters import Parameters
 
 # Sources that never run in a kernel: a change here cannot change a number (a test checks that claim).
 OUTSIDE_KERNEL = (
-    "__main__.py", "book_command.py", "claims_command.py", "cli.py", "course_command.py", "data_command.py",
-    "doctor.py", "frozen_command.py", "growth.py", "listing.py", "scale.py", "terminal.py",
+    "__main__.py", "book_command.py", "cache_command.py", "claims_command.py", "cli.py", "course_command.py",
+    "data_command.py", "doctor.py", "frozen_command.py", "growth.py", "listing.py", "scale.py",
+    "sweep_command.py", "terminal.py",
     "runs/accessible_pages.py", "runs/address.py", "runs/book.py", "runs/child.py", "runs/claim_badges.py",
     "runs/compare_around.py", "runs/compare_report.py", "runs/compare_rule.py", "runs/compare_runs.py",
     "runs/compare_sources.py", "runs/editions.py", "runs/explore_pages.py", "runs/gate.py",
     "runs/gate_html.py", "runs/launch.py", "runs/one_page.py", "runs/preflight.py", "runs/printing.py",
     "runs/process.py", "runs/quantities.py", "runs/render.py", "runs/run_statistics.py", "runs/runner.py",
     "runs/scale_figure.py", "runs/scale_page.py", "runs/scale_results.py", "runs/scale_tables.py",
-    "runs/stage.py", "runs/statistics_page.py", "runs/worker.py",
+    "runs/speed_page.py", "runs/speed_results.py", "runs/stage.py", "runs/statistics_page.py",
+    "runs/worker.py",
+    "sweeps/cluster.py", "sweeps/engine.py", "sweeps/grid.py", "sweeps/sweep.py", "sweeps/tasks.py",
+    "sweeps/warm_up.py",
 )  # fmt: skip
 KEY_LENGTH = 16
 
@@ -64,7 +68,7 @@ def inputs_of(notebook_digest: str, parameters: Parameters, project: Project, fo
         parameters=parameters_digest(parameters),
         library=library_digest(Path(__file__).resolve().parents[1]),
         data=data_digest(),
-        files=_local_files(parameters, folder),
+        files=local_files(parameters, folder),
         environment=_environment(project),
     )
 
@@ -97,7 +101,7 @@ def ledger_digest() -> str:
     return tree_digest((file.relative_to(root).as_posix(), file) for file in files)
 
 
-def _local_files(parameters: Parameters, folder: Path) -> str:
+def local_files(parameters: Parameters, folder: Path) -> str:
     """Content of weight files; names, sizes and times in folders; the ledger, where it is read."""
     entries: list[tuple[str, str]] = [("ledger", ledger_digest())] if parameters.READS_LEDGER else []
     for text in parameters.named():

@@ -40,6 +40,11 @@ class Project:
         return self.root / ".vitscope"
 
     @property
+    def cache(self) -> Path:
+        """What runs keep for one another: `store` looks after it, `vitscope cache` shows it."""
+        return self.state / "cache"
+
+    @property
     def lock_file(self) -> Path:
         return self.root / "requirements.lock"
 

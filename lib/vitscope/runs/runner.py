@@ -47,6 +47,10 @@ class RunFailed(RuntimeError):
         self.notebook = notebook
 
 
+class NotStarted(RunFailed):
+    """No attempt reached a cell: nothing was computed, and another try may help."""
+
+
 @dataclass(frozen=True)
 class Job:
     """A notebook with its parameters, and where its result belongs."""
@@ -192,7 +196,8 @@ def _run(
         except BaseException as error:
             failed = _keep_failed(job, raw, error)
             if isinstance(error, RunFailed | postprocess.OutputError):
-                raise RunFailed(f"{job.name}: {error}", failed) from None
+                kind = NotStarted if isinstance(error, NotStarted) else RunFailed
+                raise kind(f"{job.name}: {error}", failed) from None
             raise
         _move(product, job.folder)
     return Result(record, job.folder, reused=False)
@@ -227,7 +232,7 @@ def _attempts(
         if outcome != worker.NOT_STARTED:
             break
     else:
-        message = f"the kernel did not start in {ATTEMPTS} attempts: {message}"
+        raise NotStarted(f"the kernel did not start in {ATTEMPTS} attempts: {message}")
     raise RunFailed(message)
 
 

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
+from vitscope.runs import speed_results
+from vitscope.runs.speed_results import Results as Measured
+from vitscope.runs.speed_results import SpeedError
 from vitscope.scale import MEASURED, VITS, UnitCosts
 
 FOLDER = "benchmarks/results"
@@ -24,45 +25,12 @@ class ResultError(ValueError):
     """A file of results holds something else; the message names it and says what."""
 
 
-class Spread(BaseModel):
-    """Median, smallest and largest over the rounds."""
-
-    model_config = ConfigDict(allow_inf_nan=False)
-
-    median: float
-    min: float
-    max: float
-
-
-class Row(BaseModel):
-    """One line of a result, as `benchmarks/common.py` has it; without a ratio where nothing was measured."""
-
-    what: str
-    against: str
-    setting: str = ""
-    ratio: Spread | None
-    values: dict[str, float | str | None] = {}
-
-    @property
-    def unit(self) -> str:
-        return str(self.values.get("unit", ""))
-
-
-class Document(BaseModel):
-    """A file of results: rows, and where and how they were measured."""
-
-    command: str
-    date: str
-    machine: dict[str, str | int | float | None]
-    rows: list[Row]
-
-
 @dataclass(frozen=True)
 class Results:
     """What there is of both files."""
 
-    costs: Document | None
-    gpu: Document | None
+    costs: Measured | None
+    gpu: Measured | None
 
     @property
     def units(self) -> UnitCosts:
@@ -89,20 +57,16 @@ def load(root: Path) -> Results:
     return Results(_read(root / FOLDER / COSTS), _read(root / FOLDER / GPU))
 
 
-def _read(path: Path) -> Document | None:
+def _read(path: Path) -> Measured | None:
     if not path.is_file():
         return None
     try:
-        return Document.model_validate_json(path.read_text(encoding="utf-8"))
-    except (ValidationError, UnicodeDecodeError) as error:
-        said = str(error)
-        if isinstance(error, ValidationError):
-            first = error.errors()[0]
-            said = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
-        raise ResultError(f"{FOLDER}/{path.name} does not hold results of a benchmark: {said}") from None
+        return speed_results.load(path)
+    except SpeedError as error:
+        raise ResultError(str(error)) from None
 
 
-def gpu_rates(document: Document | None) -> Mapping[str, float]:
+def gpu_rates(document: Measured | None) -> Mapping[str, float]:
     """Images a second of our capture at 224 pixels on the GPU, by the name of the ViT: of the fastest type.
 
     Rows count whose `what` begins with "capture", which name the ViT and 224 somewhere in their texts and

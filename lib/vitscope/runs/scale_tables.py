@@ -12,8 +12,9 @@ import pandas as pd
 
 from vitscope import scale
 from vitscope.runs.quantities import NOTHING, hours, number, si, spread
-from vitscope.runs.scale_results import Results, Row
+from vitscope.runs.scale_results import Results
 from vitscope.runs.schema import resolve
+from vitscope.runs.speed_results import Row
 from vitscope.scale import BILLION, IMAGENET_1K, IMAGENET_21K, VITS, Collection, Site, UnitCosts, Vit
 
 SITE = Site()

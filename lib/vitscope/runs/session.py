@@ -119,7 +119,7 @@ class Run:
 
         if self._cache is None:
             try:
-                self._cache = FeatureCache(Project.find().state / "cache" / "features")
+                self._cache = FeatureCache(Project.find().cache)
             except ProjectError:
                 self._cache = FeatureCache(None)
         return self._cache

@@ -1,0 +1,95 @@
+"""The fan-out: tasks to Dask, outcomes back one by one, and what is said when workers or the scheduler die.
+
+Dask schedules, tries starts again (`retries`), and runs a task again whose worker died (`allowed-failures`).
+Here is only the waiting: it ends within seconds when the scheduler is gone, and at once on Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from vitscope.sweeps.cluster import Running
+from vitscope.sweeps.tasks import FAILED, LOST, Outcome, Perform, StartFailed, Task, perform
+
+Heard = Callable[[Task, Outcome], None]
+_GLANCE = 0.5
+_TOP_UP = 15.0  # seconds between looks at whether workers are missing
+
+GONE = "the scheduler is gone"
+INTERRUPTED = "interrupted"
+
+
+def run(
+    tasks: Sequence[Task], running: Running, retries: int, heard: Heard, *, work: Perform = perform
+) -> str | None:
+    """Do the tasks on a cluster; `heard` gets each outcome as it comes, in whatever order.
+
+    Returns None when every task has an outcome, else why it ended early: `GONE` or `INTERRUPTED`.
+    """
+    client = running.client
+    ended: queue.SimpleQueue[tuple[Task, Any]] = queue.SimpleQueue()
+    futures: list[Any] = []
+    try:
+        futures = client.map(
+            work, list(tasks), [running.threads] * len(tasks),
+            key=[("vitscope-sweep", task.id) for task in tasks], pure=False, retries=retries, batch_size=None,
+        )  # fmt: skip
+        for task, future in zip(tasks, futures, strict=True):
+            future.add_done_callback(lambda done, task=task: ended.put((task, done)))
+        return _listen(len(tasks), ended, running, retries, heard)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    finally:
+        if client.status == "running":
+            with contextlib.suppress(Exception):  # on the way out there is nobody left to tell
+                client.cancel(futures, force=True)
+
+
+def _listen(
+    count: int, ended: queue.SimpleQueue[tuple[Task, Any]], running: Running, retries: int, heard: Heard
+) -> str | None:
+    looked = time.monotonic()
+    while count:
+        try:
+            task, future = ended.get(timeout=_GLANCE)
+        except queue.Empty:
+            if running.client.status != "running":
+                return GONE
+            if time.monotonic() - looked > _TOP_UP:
+                looked = time.monotonic()
+                running.top_up()
+            continue
+        outcome = _outcome(future, retries)
+        if outcome is None:
+            return GONE
+        heard(task, outcome)
+        count -= 1
+    return None
+
+
+def _outcome(future: Any, retries: int) -> Outcome | None:
+    """What a future that ended stands for; None when it was lost with the scheduler."""
+    from concurrent.futures import CancelledError
+
+    from distributed import KilledWorker
+    from distributed.client import FutureCancelledError
+
+    try:
+        found = future.result()
+    except KilledWorker as error:
+        name = getattr(error.last_worker, "name", "?")
+        times = error.allowed_failures + 1
+        return Outcome(LOST, f"its worker died {times} times, the last time {name}", worker=str(name))
+    except (CancelledError, FutureCancelledError):
+        return None
+    except StartFailed as error:
+        return Outcome(FAILED, f"did not start in {retries + 1} tries: {error}")
+    except Exception as error:  # of Dask or of a worker that cannot do this work at all
+        return Outcome(FAILED, f"{type(error).__name__}: {error}")
+    if not isinstance(found, Outcome):
+        return Outcome(FAILED, f"the worker answered with {type(found).__name__} in place of an outcome")
+    return found
