@@ -251,7 +251,7 @@ def limits(vit: Vit, site: Site, units: UnitCosts, classes: int) -> list[Limit]:
 
 LIMITS = {
     "tokens": "all tokens of all states, float16, on the disk",
-    "capture": "CLS and mean patch of all states, float32, in a node's memory (what `capture` returns)",
+    "capture": "CLS and mean patch of all states, float32, in a node's memory (what capture returns)",
     "probes": "logistic probes of one token at all states, in a node's memory",
     "files": "one file an image, within the quota of files",
     "vectors": "CLS and mean patch of all states, float16, on the disk",

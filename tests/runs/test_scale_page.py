@@ -49,6 +49,8 @@ ON_GPU = [
     line("capture with attention statistics", "ViT-B/16 at 224", 0.9, "", images_per_s=9000.0),
     line("capture", "ViT-B/14 at 518", 0.9, "", images_per_s=8000.0),
     line("bare forward", "ViT-S/16 at 224", 1.0, "", images_per_s=7000.0),
+    line("capture", "floor", 2.0, "", images_per_s=5e2) | {"setting": "vit_small_patch16_224, 518 px"},
+    line("capture", "floor", 2.0, "", images_per_s=9e2) | {"setting": "vit_large_patch16_224, 224 px"},
 ]  # fmt: skip
 
 
@@ -78,7 +80,7 @@ def test_unit_costs_come_from_their_rows(tmp_path):
 
 def test_the_fastest_capture_of_a_gpu_at_the_right_size_counts(tmp_path):
     found = scale_results.load(planted(tmp_path, None, document(ON_GPU))).units
-    assert found == UnitCosts(gpu_images_per_s={"ViT-B/16": 6000.0})
+    assert found == UnitCosts(gpu_images_per_s={"ViT-B/16": 6000.0, "ViT-L/16": 900.0})
 
 
 def test_nothing_measured_is_no_error(tmp_path):
@@ -183,7 +185,7 @@ def test_the_sentence_says_what_was_measured(tmp_path):
     root = planted(tmp_path, document(ROWS), document(ON_GPU, gpu="A planted GPU"))
     both = scale_tables.measured_or_not(scale_results.load(root))
     assert "measured on A planted CPU on 2026-03-01 with 1 thread." in both
-    assert "GPU-hours of ViT-B/16 come from images a second measured on A planted GPU" in both
+    assert "GPU-hours of ViT-B/16, ViT-L/16 come from images a second measured on A planted GPU" in both
 
 
 def test_the_figure_says_its_numbers():

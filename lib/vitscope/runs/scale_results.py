@@ -6,6 +6,7 @@ error: the page says so. One that holds anything else stops the build with its n
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from vitscope.scale import MEASURED, VITS, UnitCosts
 
 FOLDER = "benchmarks/results"
 COSTS, GPU = "costs.json", "gpu_check.json"
-_SIZE = "224"
+_SIZE = re.compile(r"(?<![_\d])224(?!\d)")  # not that of a name such as vit_small_patch16_224
 
 
 class ResultError(ValueError):
@@ -76,11 +77,11 @@ def gpu_rates(document: Measured | None) -> Mapping[str, float]:
     for row in document.rows if document else []:
         text = " ".join([row.what, row.against, row.setting, *(str(v) for v in row.values.values())])
         rate = row.values.get("images_per_s")
-        if not row.what.startswith("capture") or "attention" in text or not isinstance(rate, float):
+        if not row.what.startswith("capture") or "attention" in text or not isinstance(rate, int | float):
             continue
         for vit in VITS:
             names = vit.name, vit.name.partition("/")[0] + " ", _timm_name(vit.name)
-            if _SIZE in text and any(name in f"{text} " for name in names):
+            if _SIZE.search(text) and any(name in f"{text} " for name in names):
                 rates[vit.name] = max(rate, rates.get(vit.name, 0.0))
     return rates
 

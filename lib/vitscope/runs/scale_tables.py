@@ -63,7 +63,7 @@ def growth(results: Results) -> pd.DataFrame:
         {
             "cost": _with_seconds(row),
             "against": row.against,
-            "exponent, median (range)": _range(row, ".2f"),
+            "exponent, median (range)": _range(row, "z.2f"),
             "between the two largest": _decimals(row.values.get("at_the_end")),
             "expected": row.values.get("expected") or NOTHING,
             "sizes": row.values.get("sizes") or NOTHING,
@@ -102,7 +102,7 @@ def _range(row: Row, form: str) -> str:
 
 
 def _decimals(value: float | str | None) -> str:
-    return f"{value:.2f}" if isinstance(value, float) else NOTHING
+    return f"{value:z.2f}" if isinstance(value, float) else NOTHING
 
 
 def attention_sentence(results: Results) -> str:
