@@ -12,9 +12,9 @@ import helpers
 from vitscope import backbones, layerwise
 from vitscope.capture import Capture, capture
 from vitscope.conditions import Condition
+from vitscope.fits import fitted_probes
 from vitscope.intervals import bootstrap_mean
 from vitscope.metrics.attention_graph import attention_entropy
-from vitscope.probes import fit_probes
 from vitscope.transforms import Transform
 
 
@@ -81,9 +81,9 @@ def test_the_regularization_is_chosen_on_whole_groups(pair, monkeypatch):
 
     def spy(*args, **options):
         told.update(options)
-        return fit_probes(*args, **options)
+        return fitted_probes(*args, **options)
 
-    monkeypatch.setattr(layerwise, "fit_probes", spy)
+    monkeypatch.setattr(layerwise, "fitted_probes", spy)
     groups = np.arange(len(pair[0].labels)) // 2
     layerwise.probe_layers(*pair, groups=groups)
     assert told["groups"] is groups
@@ -100,9 +100,9 @@ def test_probes_are_told_what_each_row_is(pair, monkeypatch):
 
     def spy(*args, names, **options):
         told.extend(names)
-        return fit_probes(*args, names=names, **options)
+        return fitted_probes(*args, names=names, **options)
 
-    monkeypatch.setattr(layerwise, "fit_probes", spy)
+    monkeypatch.setattr(layerwise, "fitted_probes", spy)
     layerwise.probe_layers(*pair)
     assert told[0] == "0 (CLS token)"
     assert told[3:5] == ["-1 (mean patch token)", "0 (mean patch token)"]
