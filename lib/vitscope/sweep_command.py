@@ -48,7 +48,11 @@ def sweep(
         tasks = grids.plan(read, Project.find(), Path.cwd())
         if dry_run:
             return _print_plan(read, tasks)
-        whole, early = _run(read, tasks, only_failed)
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Slurm ends a job: Ctrl-C
+        try:
+            whole, early = _run(read, tasks, only_failed)
+        finally:
+            signal.signal(signal.SIGTERM, before)
     if early or not whole:
         options = [f"--workers {workers}"] if workers else []
         options += [f"--scheduler {shlex.quote(scheduler)}"] if scheduler else []
@@ -79,7 +83,6 @@ def _run(grid: Grid, tasks: list[Task], only_failed: bool) -> tuple[bool, str | 
     from vitscope.sweeps.sweep import sweep as start
     from vitscope.sweeps.tasks import DONE, Outcome
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Slurm ends a job: like Ctrl-C
     with tqdm(total=0, unit="task", disable=not sys.stderr.isatty(), dynamic_ncols=True) as bar:
 
         def say(text: str) -> None:

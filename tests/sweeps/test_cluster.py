@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 
 import pytest
 
+from processes import environment
 from vitscope.sweeps import SweepError, cluster
 from vitscope.sweeps.cluster import Elsewhere, Local, Slurm
 
@@ -99,6 +101,16 @@ def test_a_job_of_slurm_has_one_worker_on_all_its_cores_and_its_gpu():
     assert last.startswith("/opt/python -m distributed.cli.dask_worker tcp://SCHEDULER:PORT --name WORKER")
     assert "--nthreads 1 " in last
     assert "--nanny" in last
+
+
+def test_ctrl_c_stays_what_it_was_where_slurm_is_used():
+    code = """
+import signal
+from vitscope.sweeps.cluster import Slurm, job_script
+job_script(Slurm(kind="slurm"))
+assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, signal.getsignal(signal.SIGINT)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment())
 
 
 def test_what_slurm_is_not_told_is_not_in_the_script():

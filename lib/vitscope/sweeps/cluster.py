@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -221,9 +222,11 @@ def _local(
     from distributed.system import MEMORY_LIMIT
 
     limit = MEMORY_LIMIT // count if cluster.memory == "auto" else cluster.memory
-    common = {
-        "nthreads": 1, "memory_limit": limit, "local_directory": str(scratch), "dashboard": False,
-        "host": "127.0.0.1", "silence_logs": logging.CRITICAL,
+    # a port of its own: two sweeps at once would both ask for the usual one
+    here = {"dashboard": False, "dashboard_address": "127.0.0.1:0", "host": "127.0.0.1"}
+    common = here | {
+        "nthreads": 1, "memory_limit": limit, "local_directory": str(scratch),
+        "silence_logs": logging.CRITICAL,
     }  # fmt: skip
     workers = {
         number: {
@@ -237,7 +240,7 @@ def _local(
         }
         for number in range(count)
     }
-    scheduler = {"cls": Scheduler, "options": {"dashboard": False, "host": "127.0.0.1", "port": 0}}
+    scheduler = {"cls": Scheduler, "options": here | {"port": 0}}
     return SpecCluster(workers=workers, scheduler=scheduler, silence_logs=logging.CRITICAL)
 
 
@@ -265,12 +268,16 @@ def _join(address: str, retries: int) -> Any:
 
 
 def _jobqueue() -> Any:
+    before = signal.getsignal(signal.SIGINT)
     try:
-        import dask_jobqueue
+        import dask_jobqueue  # which turns Ctrl-C into a silent exit of the whole process
     except ModuleNotFoundError:
         raise SweepError(
             "sweeps on Slurm need dask-jobqueue: pip install 'vitscope[cluster]', or from the lock file"
         ) from None
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, before)
     return dask_jobqueue
 
 

@@ -43,7 +43,7 @@ def run(
     finally:
         if client.status == "running":
             with contextlib.suppress(Exception):  # on the way out there is nobody left to tell
-                client.cancel(futures, force=True)
+                client.cancel([one for one in futures if not one.done()], force=True)
 
 
 def _submit(
@@ -88,6 +88,7 @@ def _listen(
         outcome = _outcome(future, retries)
         if outcome is None:
             return GONE
+        future.release()  # else Dask does it again when the worker that holds the answer dies
         heard(task, outcome)
         count -= 1
     return None
