@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import io
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -135,9 +137,19 @@ def test_a_script_goes_on_in_the_environment_of_its_peers(tmp_path, monkeypatch)
 # --- every script ----------------------------------------------------------------------------------------
 
 
+def loaded(name: str) -> ModuleType:
+    """A script as a module; its bare name may be that of another module on the path."""
+    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", FOLDER / f"{name}.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def quick(name: str, path: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> Results:
     """The results of a script at its smallest, in this process."""
-    script = importlib.import_module(name)
+    script = loaded(name)
     words = ("--quick", "--threads", "1", "--json", str(path), *words)
     monkeypatch.setattr(sys, "argv", [str(FOLDER / f"{name}.py"), *words])
     script.main()
@@ -153,7 +165,7 @@ OPTIONS = {"capture": ["--no-peers"], "capture_memory": ["--no-peers"], "things"
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_every_script_writes_rows(name, tmp_path, monkeypatch):
     if name == "capture_memory":  # its processes would take a minute to start
-        script = importlib.import_module(name)
+        script = loaded(name)
         monkeypatch.setattr(
             common, "child",
             lambda _, flag, what, images, depth, threads: script.measure_here(what, images, depth, threads),
