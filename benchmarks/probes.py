@@ -197,7 +197,7 @@ def compare_path(strengths: int, width: int, classes: int, args: argparse.Namesp
 
 
 def main() -> None:
-    parser = common.parser(__doc__, states=13, images=2000, width=128, rounds=3, threads=2, seed=0)
+    parser = common.parser(__doc__, states=13, images=2000, width=128, rounds=3, threads=1, seed=0)
     parser.add_argument("--classes", type=int, nargs="+", default=[8, 40], help="one run for each")
     parser.add_argument("--paths", type=int, nargs="+", default=[7, 25, 100], help="strengths of ridge paths")
     parser.add_argument("--widths", type=int, nargs="+", default=[128, 384], help="widths of ridge paths")
