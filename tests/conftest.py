@@ -22,6 +22,12 @@ os.environ |= {
 import jaxtyping
 import pytest
 import torch
+from tried import (  # noqa: F401 - hooks of pytest
+    pytest_addoption,
+    pytest_collection_modifyitems,
+    pytest_configure,
+    pytest_sessionstart,
+)
 
 # Parallel workers share the cores; alone, two threads are what the smallest supported machine has.
 torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else min(2, torch.get_num_threads()))
