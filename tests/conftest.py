@@ -22,6 +22,7 @@ os.environ |= {
 import jaxtyping
 import pytest
 import torch
+
 from tried import (  # noqa: F401 - hooks of pytest
     pytest_addoption,
     pytest_collection_modifyitems,

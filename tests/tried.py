@@ -1,13 +1,14 @@
-"""What we tried to break: tests that hand in something hard say so with a marker, and a page of the book lists them.
+"""What we tried to break: tests that hand in something hard say so, and a page of the book lists them.
 
     @pytest.mark.tried("images", "refused", "a JPEG cut at {share} %", "the file is named, with its index")
 
-A case has the *door* it comes through, what became of it (`refused`: a clear error and nothing left behind; `answered`:
-the right result; `recovered`: a fault in mid-work after which nothing is lost or wrong), what was handed in and what the
-test asserts. `{name}` stands for a parameter of the test, `{id}` for the id of its parameters.
+A case has the *door* it comes through, what became of it (`refused`: a clear error and nothing left behind;
+`answered`: the right result; `recovered`: a fault in mid-work after which nothing is lost or wrong), what was
+handed in and what the test asserts. `{name}` stands for a parameter of the test, `{id}` for the id of its
+parameters.
 
-`pytest --write-tried` writes the cases that passed to `tests/results/cases.json`; every other session checks that the
-cases it collected are in that file (`test_tried.py`).
+`pytest --write-tried` writes the cases that passed to `tests/results/cases.json`; every other session checks
+that the cases it collected are in that file (`test_tried.py`).
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--write-tried",
         action="store_true",
-        help=f"write the cases that passed to {CASES.name}, for the book",
+        help=f"write the cases that passed to {CASES.name}",
     )
 
 
